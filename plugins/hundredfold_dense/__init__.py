@@ -1,0 +1,1 @@
+"""Unquantized weights and caches."""

@@ -1,0 +1,1 @@
+"""GGUF weights as canonical weights."""

@@ -1,0 +1,1 @@
+"""Linear layers through oneDNN on CPU."""

@@ -1,0 +1,1 @@
+"""Torch references: attention and kernels for every canonical weight."""

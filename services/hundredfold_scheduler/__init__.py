@@ -1,0 +1,1 @@
+"""The planning room: queue, blocks and batches; no text, no tensors."""

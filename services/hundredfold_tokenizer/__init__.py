@@ -1,0 +1,1 @@
+"""The text room: the public door, text to token ids and back."""

@@ -1,0 +1,1 @@
+"""The compute room: weights, paged cache, sampling; no queue, no policy."""

@@ -1,0 +1,1 @@
+"""hundredfold: an LLM inference server as gRPC microservices with a plugin architecture."""

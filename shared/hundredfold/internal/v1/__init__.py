@@ -1,0 +1,1 @@
+"""Generated stubs; made by `make proto`."""

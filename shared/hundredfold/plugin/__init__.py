@@ -1,0 +1,93 @@
+"""The plugin API: what a package has to provide to add a format, kernel, backend, cache or strategy.
+
+``API_VERSION`` changes when an existing plugin would have to change. torch is imported only for type checking,
+so the contracts load anywhere.
+"""
+
+from hundredfold.plugin.attention import (
+    AttentionBatch,
+    AttentionPlugin,
+    AttentionSpec,
+    LayerCache,
+    PlannedAttention,
+)
+from hundredfold.plugin.kernels import KernelPlugin, Linear, LinearSpec
+from hundredfold.plugin.kv_cache import Encoding, KVCachePlugin, KVCacheSpec, ScalePolicy
+from hundredfold.plugin.quantization import (
+    CheckpointInfo,
+    LayerRequest,
+    QuantizationMethod,
+    QuantizationPlugin,
+    StoredTensor,
+    TensorSource,
+)
+from hundredfold.plugin.reasons import Choice, NothingFits, Reasons, Refused, choose
+from hundredfold.plugin.speculative import Drafter, DraftRequest, SpeculationSpec, SpeculativePlugin
+from hundredfold.plugin.weights import (
+    BlockHadamard,
+    CanonicalWeight,
+    ChannelInt8Weight,
+    Codebook4Weight,
+    DenseWeight,
+    Float8Weight,
+    GroupedIntWeight,
+    InputTransform,
+    Permute,
+    Scale,
+    Zero,
+)
+
+API_VERSION = 1
+"""Version of the contracts in this package."""
+
+GROUPS = {
+    "hundredfold.quantization": QuantizationPlugin,
+    "hundredfold.kernels": KernelPlugin,
+    "hundredfold.kv_cache": KVCachePlugin,
+    "hundredfold.attention": AttentionPlugin,
+    "hundredfold.speculative": SpeculativePlugin,
+}
+"""Entry-point group to the contract that its plugins have to meet."""
+
+__all__ = [
+    "API_VERSION",
+    "GROUPS",
+    "AttentionBatch",
+    "AttentionPlugin",
+    "AttentionSpec",
+    "BlockHadamard",
+    "CanonicalWeight",
+    "ChannelInt8Weight",
+    "CheckpointInfo",
+    "Choice",
+    "Codebook4Weight",
+    "DenseWeight",
+    "DraftRequest",
+    "Drafter",
+    "Encoding",
+    "Float8Weight",
+    "GroupedIntWeight",
+    "InputTransform",
+    "KVCachePlugin",
+    "KVCacheSpec",
+    "KernelPlugin",
+    "LayerCache",
+    "LayerRequest",
+    "Linear",
+    "LinearSpec",
+    "NothingFits",
+    "Permute",
+    "PlannedAttention",
+    "QuantizationMethod",
+    "QuantizationPlugin",
+    "Reasons",
+    "Refused",
+    "Scale",
+    "ScalePolicy",
+    "SpeculationSpec",
+    "SpeculativePlugin",
+    "StoredTensor",
+    "TensorSource",
+    "Zero",
+    "choose",
+]

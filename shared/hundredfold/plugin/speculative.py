@@ -1,0 +1,56 @@
+"""The speculation contract: propose drafts, observe what was accepted. Verification belongs to the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hundredfold.plugin.reasons import Reasons
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationSpec:
+    """What a strategy has to know of the target."""
+
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    num_speculative_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """One sequence that may be drafted for."""
+
+    slot: int
+    """Stable while the sequence lives."""
+    token_ids: Sequence[int]
+    """Prompt and output so far."""
+    max_draft_tokens: int
+
+
+class Drafter(Protocol):
+    """A strategy bound to a target."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        """Drafts for each request, at most its ``max_draft_tokens``; an empty list for none."""
+
+    def observe(self, slot: int, proposed: int, accepted: int) -> None:
+        """What became of the last proposal of a slot."""
+
+    def forget(self, slot: int) -> None:
+        """The slot's sequence is gone."""
+
+
+class SpeculativePlugin(Protocol):
+    """Group ``hundredfold.speculative``."""
+
+    name: str
+    api_version: int
+
+    def refuses(self, spec: SpeculationSpec) -> Reasons:
+        """Why the strategy cannot serve the target; empty when it can."""
+
+    def bind(self, spec: SpeculationSpec) -> Drafter:
+        """A drafter for the target."""
