@@ -1,0 +1,25 @@
+"""The model half of the worker: checkpoint in, logits out. See README.md beside this file."""
+
+from hundredfold_worker.model.description import ModelDescription
+from hundredfold_worker.model.load import load_model
+from hundredfold_worker.model.loaded import (
+    CachePlanner,
+    LoadedModel,
+    LoadOptions,
+    ModelLoadError,
+    PagedCache,
+    RuntimeReport,
+    Selection,
+)
+
+__all__ = [
+    "CachePlanner",
+    "LoadOptions",
+    "LoadedModel",
+    "ModelDescription",
+    "ModelLoadError",
+    "PagedCache",
+    "RuntimeReport",
+    "Selection",
+    "load_model",
+]
