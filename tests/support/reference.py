@@ -1,0 +1,33 @@
+"""Ground truth: transformers over the default model's own file, dequantized by transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A transformers model and tokenizer."""
+
+    model: Any
+    tokenizer: Any
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, special tokens read as text."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of ids, special tokens left out, nothing cleaned up."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def load_reference(gguf: str, dtype: str = "float32") -> Reference:
+    """Load a GGUF file through transformers, with eager attention and the weights dequantized to ``dtype``."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = Path(gguf)
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    return Reference(model.eval(), tokenizer)
