@@ -24,10 +24,13 @@ class Reference:
 
 
 def load_reference(gguf: str, dtype: str = "float32") -> Reference:
-    """Load a GGUF file through transformers, with eager attention and the weights dequantized to ``dtype``."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """Load a GGUF file through transformers, its weights dequantized to ``dtype``."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     path = Path(gguf)
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+    dense = GgufConfig(gguf_file=path.name, dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=dtype, quantization_config=dense
+    )
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     return Reference(model.eval(), tokenizer)
