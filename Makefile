@@ -1,0 +1,102 @@
+# Every command of the repository; `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+MODEL ?= smollm2-135m
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := -m pip install --quiet --disable-pip-version-check
+
+# Generated code pins its runtime: stubs of an old generator run on old and new protobuf, those of a new one do not.
+GRPCIO_TOOLS := 1.71.2
+MYPY_PROTOBUF := 3.6.0
+PROTO_VENV := .venv-proto
+PROTO_STAMP := $(PROTO_VENV)/.grpcio-tools-$(GRPCIO_TOOLS)-mypy-protobuf-$(MYPY_PROTOBUF)
+PROTO_OUT ?= shared
+PUBLIC_PROTO := hundredfold/v1
+
+PYTHON_CODE := shared services plugins tests deploy
+TYPED_CODE := shared/hundredfold services plugins
+
+.PHONY: help
+help: ## list the commands
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
+
+.PHONY: up
+up: $(VENV)/.installed ## install, fetch the model, serve it and show one answer; MODEL=name-or-path, Ctrl-C drains
+	@if [[ ! -e "$(MODEL)" ]]; then $(BIN)/hundredfold models pull "$(MODEL)"; fi
+	@exec $(BIN)/hundredfold serve --model "$(MODEL)" --sample
+
+.PHONY: test
+test: lint-tools ## lint, then every test, fast ones first; ARGS='-k name' is handed to pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-fast
+test-fast: $(VENV)/.installed-test ## the tests that need no running service and no model
+	$(BIN)/python -m pytest tests/unit tests/contract tests/property $(ARGS)
+
+.PHONY: lint
+lint: lint-tools ## formatting, types, imports, protos and the house rules
+	$(BIN)/python -m pytest tests/unit/house
+
+.PHONY: lint-tools
+lint-tools: $(VENV)/.installed-test
+	$(BIN)/ruff check $(PYTHON_CODE)
+	$(BIN)/ruff format --check $(PYTHON_CODE)
+	$(BIN)/mypy $(TYPED_CODE)
+	PYTHONPATH=shared:services:plugins $(BIN)/lint-imports --no-cache
+	$(BIN)/buf lint proto
+	$(BIN)/buf format --diff --exit-code proto
+	$(BIN)/buf breaking proto --against proto/baseline.binpb
+
+.PHONY: format
+format: $(VENV)/.installed-test ## rewrite Python and protos in the house's format
+	$(BIN)/ruff check --fix $(PYTHON_CODE)
+	$(BIN)/ruff format $(PYTHON_CODE)
+	$(BIN)/buf format --write proto
+
+.PHONY: proto
+proto: $(PROTO_STAMP) ## regenerate the stubs from proto/
+	PATH="$(CURDIR)/$(PROTO_VENV)/bin:$$PATH" python -m grpc_tools.protoc -I proto \
+	  --python_out=$(PROTO_OUT) --grpc_python_out=$(PROTO_OUT) --mypy_out=$(PROTO_OUT) --mypy_grpc_out=$(PROTO_OUT) \
+	  $$(cd proto && find hundredfold -name '*.proto' | sort)
+
+.PHONY: proto-baseline
+proto-baseline: $(VENV)/.installed-test ## at a release: what `buf breaking` compares the public protos with
+	$(BIN)/buf build proto --path proto/$(PUBLIC_PROTO) --as-file-descriptor-set --exclude-source-info -o proto/baseline.binpb
+
+.PHONY: docker-test
+docker-test: ## build the images, start the Compose stack in a real engine and talk to it
+	deploy/docker/test.sh
+
+.PHONY: clean
+clean: ## remove what the commands above made, models aside
+	rm -rf $(VENV) $(PROTO_VENV) build dist node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "hundredfold needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# Stamps: pip runs only when what it would install has changed.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing hundredfold into $(VENV), once"
+	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[all]'
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing hundredfold and its test tools into $(VENV), once"
+	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[all,test]'
+	@touch $(VENV)/.installed $@
+
+$(PROTO_STAMP):
+	$(PYTHON) -m venv --clear $(PROTO_VENV)
+	$(PROTO_VENV)/bin/python $(INSTALL) grpcio-tools==$(GRPCIO_TOOLS) mypy-protobuf==$(MYPY_PROTOBUF)
+	@touch $@
