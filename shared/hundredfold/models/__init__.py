@@ -6,6 +6,7 @@ from hundredfold.models.errors import CheckpointError, ModelError, ModelNotFound
 from hundredfold.models.files import ModelFiles
 from hundredfold.models.fingerprint import fingerprint
 from hundredfold.models.gguf_header import GgufMetadata, GgufTensor, gguf_metadata
+from hundredfold.models.pull import pull
 from hundredfold.models.resolve import resolve
 from hundredfold.models.safetensors_header import (
     SafetensorsHeader,
@@ -29,6 +30,7 @@ __all__ = [
     "cache_directory",
     "fingerprint",
     "gguf_metadata",
+    "pull",
     "resolve",
     "safetensors_header",
     "shard_files",
