@@ -2,12 +2,12 @@
 
 from hundredfold.models.cache import cache_directory
 from hundredfold.models.catalog import CATALOG, DEFAULT_MODEL, CatalogModel
+from hundredfold.models.digest import fingerprint
+from hundredfold.models.download import pull
 from hundredfold.models.errors import CheckpointError, ModelError, ModelNotFound
 from hundredfold.models.files import ModelFiles
-from hundredfold.models.fingerprint import fingerprint
 from hundredfold.models.gguf_header import GgufMetadata, GgufTensor, gguf_metadata
-from hundredfold.models.pull import pull
-from hundredfold.models.resolve import resolve
+from hundredfold.models.lookup import resolve
 from hundredfold.models.safetensors_header import (
     SafetensorsHeader,
     SafetensorsTensor,

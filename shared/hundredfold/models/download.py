@@ -20,7 +20,7 @@ from hundredfold.models.cache import cache_directory
 from hundredfold.models.catalog import CATALOG, CatalogModel, WheelMember
 from hundredfold.models.errors import CheckpointError, ModelError, ModelNotFound
 from hundredfold.models.files import ModelFiles
-from hundredfold.models.resolve import HUB_ID, PICKLE_SUFFIXES, resolve
+from hundredfold.models.lookup import HUB_ID, PICKLE_SUFFIXES, resolve
 
 _CHUNK = 1024 * 1024
 _SIDE_SUFFIXES = (".json", ".jinja")
