@@ -42,7 +42,7 @@ def write(tmp_path: Path) -> Write:
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("st") / "model.safetensors"
-    tensors = {
+    tensors: dict[str, npt.NDArray[np.generic]] = {
         "w": np.arange(6, dtype=np.float32).reshape(2, 3),
         "b": np.ones(4, np.int8),
         "s": np.array(2, np.float16),
