@@ -1,4 +1,4 @@
-"""Settings of a service: one frozen model, one loader (file < environment < flags), one command per service."""
+"""Settings of a service: one frozen model, one loader (file < environment < flags), one command."""
 
 from hundredfold.config.command import service_command
 from hundredfold.config.errors import ConfigError, Problem

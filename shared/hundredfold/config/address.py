@@ -26,7 +26,7 @@ class UnixAddress:
 
 
 def parse(address: str) -> TcpAddress | UnixAddress:
-    """Read ``HOST:PORT``, ``[IPV6]:PORT`` or ``unix:/PATH``. Raises ``ValueError`` that says what is wrong."""
+    """Read ``HOST:PORT``, ``[IPV6]:PORT`` or ``unix:/PATH``. Raises ``ValueError`` with the reason."""
     if address.startswith("unix:"):
         path = address.removeprefix("unix:").removeprefix("//")
         if not path.startswith("/"):

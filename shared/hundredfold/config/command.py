@@ -1,4 +1,4 @@
-"""A command line for a service: one flag per settings field, made from the field's type, default and docstring."""
+"""A service's command line: one flag per settings field, from the field's type, default and docstring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one loader: file < environment < flags, nothing unknown accepted, every problem named with its origin."""
+"""The one loader: file < environment < flags, nothing unknown, every problem with its origin."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _from_environment(cls: type[ServiceSettings], prefix: str, problems: list[Pr
         if unknown and not _INJECTED.fullmatch(variable.upper().removeprefix(prefix)):
             problems.append(Problem(variable, "is an unknown variable" + suggest(variable, known)))
     found = EnvSettingsSource(cls, env_prefix=prefix)()
-    return {known[key.upper()] if key.upper() in known else key: value for key, value in found.items()}
+    return {known.get(key.upper(), key): value for key, value in found.items()}
 
 
 def _explain(cls: type[ServiceSettings], error: ValidationError, origin: Mapping[str, str]) -> list[Problem]:

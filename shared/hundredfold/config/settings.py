@@ -15,10 +15,10 @@ MIB = 1024 * 1024
 
 
 class ServiceSettings(BaseSettings):
-    """What every service can be told. A subclass sets ``config_section`` and adds fields, each with a docstring.
+    """What every service can be told. A subclass sets ``config_section`` and adds documented fields.
 
-    Building one directly uses the arguments alone; ``hundredfold.config.load`` is what reads file, environment
-    and flags. Raises ``pydantic.ValidationError``; ``load`` turns that into a ``ConfigError``.
+    Building one directly uses the arguments alone; ``hundredfold.config.load`` reads file, environment and
+    flags. Raises ``pydantic.ValidationError``; ``load`` turns that into a ``ConfigError``.
     """
 
     model_config = SettingsConfigDict(

@@ -2,5 +2,28 @@
 
 from hundredfold.telemetry.context import current_trace_id, extract, inject
 from hundredfold.telemetry.logs import StructuredLogger, configure_logging, get_logger
+from hundredfold.telemetry.metrics import FinishedRequest, LoadSample, ServiceMetrics
+from hundredfold.telemetry.tracing import (
+    RequestSpan,
+    configure_tracing,
+    recording,
+    start_request_span,
+    step_span,
+)
 
-__all__ = ["StructuredLogger", "configure_logging", "current_trace_id", "extract", "get_logger", "inject"]
+__all__ = [
+    "FinishedRequest",
+    "LoadSample",
+    "RequestSpan",
+    "ServiceMetrics",
+    "StructuredLogger",
+    "configure_logging",
+    "configure_tracing",
+    "current_trace_id",
+    "extract",
+    "get_logger",
+    "inject",
+    "recording",
+    "start_request_span",
+    "step_span",
+]

@@ -29,7 +29,7 @@ _PRIVATE = frozenset(
         "stop",
     }
 )
-"""Names under which what a user wrote or got would stand: their values are not logged, whoever passes them."""
+"""Names under which what a user wrote or got would stand: their values are never logged."""
 
 _COLOURS = {logging.DEBUG: "2", logging.INFO: "36", logging.WARNING: "33", logging.ERROR: "31"}
 
@@ -71,7 +71,7 @@ def get_logger(name: str) -> StructuredLogger:
 
 
 def configure_logging(settings: ServiceSettings, stream: TextIO | None = None) -> None:
-    """Send this process's logs to ``stream`` (standard error) in the format and from the level of the settings."""
+    """Send this process's logs to ``stream`` (standard error), in format and from level of the settings."""
     target = stream if stream is not None else sys.stderr
     handler = logging.StreamHandler(target)
     if settings.log_format == "json":
