@@ -37,7 +37,11 @@ class Linear(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the arranged weight occupies."""
+        """Bytes that the arranged weight occupies; 0 when it uses the tensors it was given as they are."""
+
+    @property
+    def recipe(self) -> str:
+        """How it computes, in a few words for reports: weights, activations, accumulation."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x`` [M, K] of the spec's type to [M, N] of the same type, bias included."""

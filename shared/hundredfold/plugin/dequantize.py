@@ -1,0 +1,102 @@
+"""What canonical weights and input transforms mean, as tensor arithmetic: the definition kernels are held to.
+
+Only methods of the tensors that are passed in are used, so that importing this does not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from hundredfold.plugin.weights import (
+    BlockHadamard,
+    CanonicalWeight,
+    ChannelInt8Weight,
+    Codebook4Weight,
+    DenseWeight,
+    Float8Weight,
+    GroupedIntWeight,
+    InputTransform,
+    Permute,
+    Scale,
+    Zero,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+def dequantize(weight: CanonicalWeight, dtype: torch.dtype) -> Tensor:
+    """The matrix [N, K] that a weight stands for, its input transform left aside.
+
+    Quantized weights are computed in float32 and rounded to ``dtype`` once. A dense weight that already has
+    the type comes back as it is.
+    """
+    match weight:
+        case DenseWeight():
+            return weight.weight.to(dtype)
+        case GroupedIntWeight():
+            return _grouped(weight).to(dtype)
+        case ChannelInt8Weight():
+            return (weight.codes.float() * weight.scales.float()[:, None]).to(dtype)
+        case Float8Weight():
+            return _float8(weight).to(dtype)
+        case Codebook4Weight():
+            return _codebook4(weight).to(dtype)
+
+
+def transform_input(x: Tensor, transform: InputTransform | None) -> Tensor:
+    """Apply a weight's input transform to ``x`` [M, K]; same shape and type."""
+    match transform:
+        case None:
+            return x
+        case Permute(index):
+            return x[:, index]
+        case Scale(factor):
+            return x * factor.to(x.dtype)
+        case BlockHadamard(block):
+            return (x.view(len(x), -1, block) @ hadamard(block, x)).view_as(x)
+
+
+def hadamard(size: int, like: Tensor) -> Tensor:
+    """The normalised Hadamard matrix [size, size], in type and on the device of ``like``."""
+    if size < 1 or size & (size - 1):
+        raise ValueError(f"a Hadamard matrix needs a power of two, not {size}")
+    matrix = like.new_ones((1, 1))
+    while len(matrix) < size:
+        # [[H, H], [H, -H]], by products because this file imports no torch
+        matrix = like.new_tensor([[1.0, 1.0], [1.0, -1.0]]).kron(matrix)
+    return matrix / math.sqrt(size)
+
+
+def _grouped(weight: GroupedIntWeight) -> Tensor:
+    """float32: ``scale * (code - zero)`` or ``scale * code + zero``, in the order that formats define."""
+    codes, scales, zeros = weight.codes.float(), weight.scales.float(), weight.zeros
+    columns, group = codes.shape[1], weight.group_size
+    if zeros is not None and weight.zero is Zero.POINT:
+        codes = codes - _over_columns(zeros.float(), group, columns)
+    values = codes.mul_(_over_columns(scales, group, columns))
+    if zeros is not None and weight.zero is Zero.OFFSET:
+        values += _over_columns(zeros.float(), group, columns)
+    return values
+
+
+def _over_columns(by_group: Tensor, group: int, columns: int) -> Tensor:
+    """[N, groups] to [N, columns]; the last group may be short."""
+    return by_group[:, :, None].expand(-1, -1, group).flatten(1)[:, :columns]
+
+
+def _float8(weight: Float8Weight) -> Tensor:
+    codes, scales = weight.codes.float(), weight.scales.float()
+    if weight.block is None:
+        return codes * scales
+    rows, columns = weight.block
+    scales = scales.repeat_interleave(rows, dim=0)[: codes.shape[0]]
+    return codes * _over_columns(scales, columns, codes.shape[1])
+
+
+def _codebook4(weight: Codebook4Weight) -> Tensor:
+    values = weight.codebook.float()[weight.codes.long()].flatten()
+    scales = weight.scales.float().repeat_interleave(weight.group_size)[: values.numel()]
+    return (values * scales).view(weight.codes.shape)
