@@ -1,7 +1,7 @@
 """The plugin API: what a package has to provide to add a format, kernel, backend, cache or strategy.
 
-``API_VERSION`` changes when an existing plugin would have to change. torch is imported only for type checking,
-so the contracts load anywhere.
+``API_VERSION`` changes when an existing plugin would have to change. torch is imported only for type
+checking, so the contracts load anywhere.
 """
 
 from hundredfold.plugin.attention import (

@@ -9,7 +9,6 @@ from hundredfold.plugin.kv_cache import Encoding, KVCacheSpec
 from hundredfold.plugin.reasons import Reasons
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
@@ -63,7 +62,7 @@ class PlannedAttention(Protocol):
 
     def __call__(self, layer: AttentionSpec, cache: LayerCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write ``k`` and ``v`` [tokens, num_kv_heads, head_dim] to the cache, then attend with ``q``
-        [tokens, num_heads, head_dim]. Returns [tokens, num_heads * head_dim]; ``q``, ``k``, ``v`` are rotated.
+        [tokens, num_heads, head_dim]. Returns [tokens, num_heads * head_dim]. All are rotated.
         """
 
 

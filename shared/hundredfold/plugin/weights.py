@@ -61,8 +61,8 @@ class DenseWeight:
 class GroupedIntWeight:
     """Integers with a scale per row and group of columns.
 
-    ``codes`` is uint8[N, K] of values below ``2**bits``, or int8[N, K] where the format stores signed numbers;
-    ``scales`` and ``zeros`` are [N, ceil(K / group_size)] in the type the checkpoint stored. ``zeros`` is
+    ``codes`` is uint8[N, K] of values below ``2**bits``, or int8[N, K] where the format stores signed
+    numbers; ``scales`` and ``zeros`` are [N, ceil(K / group_size)] in the type the checkpoint stored. ``zeros`` is
     ``None`` where every zero point is 0. The last group may be short.
     """
 
@@ -86,7 +86,7 @@ class ChannelInt8Weight:
 
 @dataclass(frozen=True, slots=True)
 class Float8Weight:
-    """float8 ``codes`` [N, K]; ``scales`` float32 is [], [N, 1] or one per block of ``block`` (rows, columns)."""
+    """float8 ``codes`` [N, K]; ``scales`` float32 is [], [N, 1] or one per ``block`` (rows, columns)."""
 
     codes: Tensor
     scales: Tensor
@@ -98,8 +98,8 @@ class Float8Weight:
 class Codebook4Weight:
     """4-bit indices into 16 values (nf4, fp4).
 
-    ``codes`` is uint8[N, K] below 16, ``codebook`` float32[16], ``scales`` float32[N * K / group_size] over the
-    flattened matrix.
+    ``codes`` is uint8[N, K] below 16, ``codebook`` float32[16], ``scales`` float32[N * K / group_size]
+    over the flattened matrix.
     """
 
     codes: Tensor

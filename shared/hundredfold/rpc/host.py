@@ -45,7 +45,7 @@ class ServiceHost:
     """One gRPC server with health, ControlService, reflection by flag, metrics port, drain and signals.
 
     Rooms add their servicers to ``server``, then await ``run``; other methods may be called from any thread.
-    With ``install_signals=False`` it runs on any thread; the main thread's signal handlers call ``on_signal``.
+    With ``install_signals=False`` it runs on any thread, and the main thread's handlers call ``on_signal``.
     """
 
     def __init__(
