@@ -1,0 +1,1 @@
+"""The step loop: slots, plans, batches and results. Knows nothing of gRPC."""

@@ -1,0 +1,1 @@
+"""From logits to token ids: edits, filters, noise, the draw, and the scores that were asked for."""
