@@ -1,4 +1,4 @@
-"""Reference linear layers for every canonical weight: dequantize once, then ``torch.nn.functional.linear``."""
+"""Reference linear layers for every canonical weight: dequantize once, then torch's ``linear``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from hundredfold.plugin import API_VERSION, DenseWeight, InputTransform, LinearSpec, Reasons
+from hundredfold.plugin import API_VERSION, InputTransform, LinearSpec, Reasons
 from hundredfold.plugin.dequantize import dequantize, transform_input
 
 
@@ -41,12 +41,11 @@ class TorchKernels:
         """Dequantize to the compute type. A dense weight of that type is used as it lies."""
         weight = dequantize(spec.weight, spec.dtype).to(spec.device)
         bias = None if bias is None else bias.to(spec.device, spec.dtype)
-        given = isinstance(spec.weight, DenseWeight) and weight is spec.weight.weight
         type_name = str(spec.dtype).removeprefix("torch.")
         return TorchLinear(
             weight=weight,
             bias=bias,
             transform=spec.weight.transform,
-            nbytes=0 if given else weight.nbytes + (0 if bias is None else bias.nbytes),
+            nbytes=weight.nbytes + (0 if bias is None else bias.nbytes),
             recipe=f"weights dequantized at load to {type_name}, torch's own product",
         )

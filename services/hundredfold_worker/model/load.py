@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hundredfold_worker.model.loaded import LoadedModel, LoadOptions
@@ -11,8 +12,10 @@ if TYPE_CHECKING:
     from hundredfold.plugin.registry import Registry
 
 
-def load_model(files: ModelFiles, options: LoadOptions, registry: Registry) -> LoadedModel:
+def load_model(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Registry]) -> LoadedModel:
     """Load ``files`` layer by layer; at most the weights and one layer are in memory at any time.
+
+    ``registries`` holds one registry for each plugin group, as ``all_registries`` gives them.
 
     Called on the thread that will run the model.
 

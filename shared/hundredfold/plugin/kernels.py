@@ -37,7 +37,7 @@ class Linear(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the arranged weight occupies; 0 when it uses the tensors it was given as they are."""
+        """Bytes that the arranged weight occupies, whether it is a copy or the tensors it was given."""
 
     @property
     def recipe(self) -> str:
