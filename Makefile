@@ -28,6 +28,12 @@ TYPED_CODE := shared/hundredfold services plugins
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
 
+.PHONY: install
+install: $(VENV)/.installed ## what `up` installs, and nothing more
+
+.PHONY: install-test
+install-test: $(VENV)/.installed-test ## what `test` installs, and nothing more
+
 .PHONY: up
 up: $(VENV)/.installed ## install, fetch the model, serve it and show one answer; MODEL=name-or-path, Ctrl-C drains
 	@if [[ ! -e "$(MODEL)" ]]; then $(BIN)/hundredfold models pull "$(MODEL)"; fi
@@ -72,7 +78,7 @@ proto-baseline: $(VENV)/.installed-test ## at a release: what `buf breaking` com
 	$(BIN)/buf build proto --path proto/$(PUBLIC_PROTO) --as-file-descriptor-set --exclude-source-info -o proto/baseline.binpb
 
 .PHONY: docker-test
-docker-test: ## build the images, start the Compose stack in a real engine and talk to it
+docker-test: $(VENV)/.installed ## build the images, start the Compose stack in a real engine and talk to it
 	deploy/docker/test.sh
 
 .PHONY: clean

@@ -1,0 +1,141 @@
+"""Talks to a running Compose stack and looks at what Compose made: the checks of `make docker-test`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import grpc
+
+from hundredfold.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
+
+SERVICES = ("tokenizer", "scheduler", "worker")
+
+
+class Failed(Exception):
+    """A check that did not hold; the text says what was found."""
+
+
+def expect(found: object, wanted: object, what: str) -> None:
+    """Raises ``Failed`` unless both are equal."""
+    if found != wanted:
+        raise Failed(f"{what}: {found!r}, wanted {wanted!r}")
+
+
+def compose(*arguments: str) -> str:
+    """What `docker compose` prints. Raises ``subprocess.CalledProcessError``."""
+    command = ["docker", "compose", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def container(service: str) -> dict[str, Any]:
+    """What the engine says about a service's container."""
+    shown = subprocess.run(
+        ["docker", "inspect", compose("ps", "--quiet", service)], check=True, capture_output=True, text=True
+    )
+    found: dict[str, Any] = json.loads(shown.stdout)[0]
+    return found
+
+
+def check_door(port: int) -> None:
+    """The door describes all three services and answers the same greedy text twice."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        info = control_pb2_grpc.ControlServiceStub(channel).GetServerInfo(
+            control_pb2.GetServerInfoRequest(), timeout=10
+        )
+        expect({s.service for s in info.services}, set(SERVICES), "services behind the door")
+        expect({s.state for s in info.services}, {"ready"}, "their states")
+
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        request = generation_pb2.GenerateRequest(
+            text="hello",
+            sampling=generation_pb2.SamplingParams(max_tokens=16, temperature=0),
+        )
+        answers = [
+            [d for r in stub.Generate(request, timeout=60) for d in r.delta.token_ids] for _ in range(2)
+        ]
+        expect(answers[0], answers[1], "the same greedy request again")
+        expect(bool(answers[0]), True, "an answer with tokens")
+
+        request.sampling.min_tokens = 16
+        once = stub.GenerateOnce(generation_pb2.GenerateOnceRequest(request=request), timeout=60)
+        expect(len(once.choices[0].content.token_ids), 16, "tokens of GenerateOnce")
+        print(f"  hello{once.choices[0].content.text!r}")
+
+
+def check_ports(port: int) -> None:
+    """The door is published, on loopback; nothing else is."""
+    published = {
+        (service, binding["HostIp"], binding["HostPort"])
+        for service in SERVICES
+        for bindings in container(service)["NetworkSettings"]["Ports"].values()
+        for binding in bindings or []
+    }
+    expect(published, {("tokenizer", "127.0.0.1", str(port))}, "published ports")
+    for inner in (50052, 50053):
+        with socket.socket() as attempt:
+            attempt.settimeout(2)
+            expect(attempt.connect_ex(("127.0.0.1", inner)) != 0, True, f"port {inner} closed on the host")
+
+
+def check_inside() -> None:
+    """Scheduler and worker share a network that leads nowhere, and no other."""
+    for service in ("scheduler", "worker"):
+        networks = list(container(service)["NetworkSettings"]["Networks"])
+        shown = subprocess.run(
+            ["docker", "network", "inspect", *networks], check=True, capture_output=True, text=True
+        )
+        expect(
+            [n["Internal"] for n in json.loads(shown.stdout)], [True], f"networks of {service} are internal"
+        )
+
+
+def check_rights(user: int) -> None:
+    """Every service runs as ``user``, cannot write its root and holds no capability."""
+    probe = (
+        "import os, pathlib\n"
+        "status = pathlib.Path('/proc/1/status').read_text()\n"
+        "uid = status.split('Uid:')[1].split()[1]\n"
+        "capabilities = status.split('CapEff:')[1].split()[0]\n"
+        "try:\n    pathlib.Path('/opt/hundredfold/x').touch(); written = True\n"
+        "except OSError:\n    written = False\n"
+        "print(uid, int(capabilities, 16), written)"
+    )
+    for service in SERVICES:
+        found = compose("exec", "-T", service, "python3", "-c", probe).split()
+        expect(found, [str(user), "0", "False"], f"user, capabilities and writable root of {service}")
+        expect(container(service)["HostConfig"]["ReadonlyRootfs"], True, f"read-only root of {service}")
+
+
+def check_weight() -> None:
+    """torch is where a model runs and nowhere else."""
+    finds = "import importlib.util; print(importlib.util.find_spec('torch') is not None)"
+    found = {service: compose("exec", "-T", service, "python3", "-c", finds) for service in SERVICES}
+    expect(found, {"tokenizer": "False", "scheduler": "False", "worker": "True"}, "torch in the images")
+
+
+def main() -> int:
+    """Run every check; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=int(os.environ.get("HUNDREDFOLD_PORT", "50051")))
+    parser.add_argument("--user", type=int, default=10001)
+    arguments = parser.parse_args()
+    try:
+        check_door(arguments.port)
+        check_ports(arguments.port)
+        check_inside()
+        check_rights(arguments.user)
+        check_weight()
+    except (Failed, grpc.RpcError) as error:
+        print(f"smoke test failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
