@@ -1,0 +1,127 @@
+"""The cache of one worker incarnation as sequences see it: match a prefix, grow, confirm, release."""
+
+from __future__ import annotations
+
+from array import array
+
+from hundredfold_scheduler.core.block_hash import BlockHasher
+from hundredfold_scheduler.core.block_pool import BlockPool
+from hundredfold_scheduler.core.prefix_index import PrefixIndex
+from hundredfold_scheduler.core.request import Sequence
+
+
+class Cache:
+    """Joins the pool of blocks with the index of their content, and keeps each sequence's block table."""
+
+    def __init__(self, num_blocks: int, hasher: BlockHasher) -> None:
+        self.block_size = hasher.block_size
+        self.pool = BlockPool(num_blocks)
+        self.index = PrefixIndex()
+        self.promised = 0
+        """Blocks set aside for the prompts of running sequences, not taken yet."""
+        self._hasher = hasher
+
+    @property
+    def num_unpromised(self) -> int:
+        """Blocks that a new sequence could take without another's prompt coming to a halt."""
+        return self.pool.num_available - self.promised
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def match(self, sequence: Sequence) -> list[int]:
+        """Blocks that hold the sequence's leading tokens now. At least one token is left to be computed,
+        since nothing is sampled without. Takes no reference: what is done with the answer is done at once.
+        """
+        if sequence.request.submission.skip_prefix_cache:
+            return []
+        hits = []
+        for number in range((sequence.total - 1) // self.block_size):
+            block = self.index.find(self._hash(sequence, number))
+            if block is None:
+                break
+            hits.append(block)
+        return hits
+
+    def revived(self, blocks: list[int]) -> int:
+        """How many of these blocks nobody holds at present."""
+        references = self.pool.references
+        return sum(references[block] == 0 for block in blocks)
+
+    def adopt(self, sequence: Sequence, hits: list[int], promised: int) -> None:
+        """Begin a block table with shared blocks, and set blocks aside for the rest of the prompt."""
+        for block in hits:
+            self.pool.hold(block)
+        sequence.blocks = list(hits)
+        sequence.capacity = sequence.computed = len(hits) * self.block_size
+        sequence.next_full = sequence.capacity + self.block_size
+        sequence.promised = promised
+        self.promised += promised
+
+    def room(self, sequence: Sequence) -> int:
+        """Tokens that the sequence's table could hold if it took every available block."""
+        return sequence.capacity + self.pool.num_available * self.block_size
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Make the table hold ``num_tokens``; false, with nothing changed, when blocks are too few."""
+        missing = self.blocks_for(num_tokens) - len(sequence.blocks)
+        if missing <= 0:
+            return True
+        pool = self.pool
+        if missing > pool.num_available:
+            return False
+        for _ in range(missing):
+            block, lost = pool.take()
+            if lost is not None:
+                self.index.remove(lost)
+            sequence.blocks.append(block)
+        sequence.capacity += missing * self.block_size
+        if sequence.promised:
+            kept = min(missing, sequence.promised)
+            sequence.promised -= kept
+            self.promised -= kept
+        return True
+
+    def confirm(self, sequence: Sequence) -> None:
+        """Enter into the index every block whose tokens a good result has confirmed. For when ``computed``
+        has reached ``next_full``.
+        """
+        size = self.block_size
+        first = sequence.next_full // size - 1
+        last = sequence.computed // size
+        for number in range(first, last):
+            block = sequence.blocks[number]
+            digest = self._hash(sequence, number)
+            if self.index.add(digest, block):
+                self.pool.name(block, digest)
+        sequence.next_full = (last + 1) * size
+
+    def release(self, sequence: Sequence) -> None:
+        """Give the table back, its tail first: beginnings are what others share, so they stay longest."""
+        self.pool.release(reversed(sequence.blocks))
+        self.promised -= sequence.promised
+        sequence.blocks = []
+        sequence.capacity = sequence.promised = sequence.told_blocks = 0
+
+    def distrust(self, sequence: Sequence) -> None:
+        """Take a failed sequence's blocks out of the index: what made it fail may lie in any of them."""
+        for block in sequence.blocks:
+            digest = self.pool.digests[block]
+            if digest is not None:
+                self.index.remove(digest)
+                self.pool.unname(block)
+
+    def _hash(self, sequence: Sequence, number: int) -> bytes:
+        """The hash of the sequence's block ``number``, whose tokens are all known."""
+        hashes = sequence.block_hashes
+        if not sequence.root_hash:
+            submission = sequence.request.submission
+            sequence.root_hash = self._hasher.root(submission.adapter, submission.cache_salt)
+        size = self.block_size
+        tokens: array[int] = sequence.tokens
+        while len(hashes) <= number:
+            parent = hashes[-1] if hashes else sequence.root_hash
+            start = len(hashes) * size
+            hashes.append(self._hasher.block(parent, tokens[start : start + size]))
+        return hashes[number]

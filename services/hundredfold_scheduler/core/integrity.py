@@ -1,0 +1,123 @@
+"""Checks that the accounts of blocks, slots and requests agree. Cheap sums any time, everything when idle."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hundredfold_scheduler.core.cache import Cache
+from hundredfold_scheduler.core.request import Sequence, Status
+from hundredfold_scheduler.core.state import State, Worker
+
+
+class IntegrityError(Exception):
+    """Accounts that disagree: a fault of ours. The process has to end; its replicas submit anew to the next
+    one.
+    """
+
+
+def check_sums(state: State) -> None:
+    """What holds after every step, in O(1): every block and every slot is somewhere, once. Raises
+    ``IntegrityError``.
+    """
+    worker = state.worker
+    if worker is None:
+        _expect(not state.running and not state.parked, "sequences run without a worker")
+        return
+    pool = worker.cache.pool
+    _expect(
+        pool.num_free + pool.num_cached + pool.num_used == pool.num_blocks and pool.num_used >= 0,
+        f"{pool.num_free} free, {pool.num_cached} cached, {pool.num_used} used of {pool.num_blocks} blocks",
+    )
+    _expect(
+        worker.slots.num_free + len(state.running) == worker.slots.count,
+        f"{worker.slots.num_free} slots are free, {len(state.running)} taken, {worker.slots.count} there",
+    )
+
+
+def check_all(state: State) -> None:
+    """Count everything anew. O(blocks + requests); for an idle engine and for tests. Raises
+    ``IntegrityError``.
+    """
+    check_sums(state)
+    _check_requests(state)
+    if state.worker is not None:
+        _check_slots(state, state.worker)
+        _check_blocks(state, state.worker.cache)
+
+
+def _check_requests(state: State) -> None:
+    by_attachment = sum(len(attachment.requests) for attachment in state.attachments.values())
+    _expect(
+        by_attachment == len(state.requests),
+        f"{by_attachment} requests attached, {len(state.requests)} known",
+    )
+    placed = Counter(request.sequence.status for request in state.requests.values())
+    found = {
+        Status.WAITING: len(state.waiting),
+        Status.RUNNING: len(state.running),
+        Status.PARKED: len(state.parked),
+        Status.DONE: 0,
+    }
+    for status, count in found.items():
+        _expect(placed[status] == count, f"{count} sequences are {status.name}, {placed[status]} say so")
+    waiting = state.waiting.items()
+    tokens = sum(sequence.total for sequence in waiting)
+    _expect(
+        tokens == state.waiting.num_tokens, f"{tokens} tokens wait, {state.waiting.num_tokens} are counted"
+    )
+    fresh = sum(not sequence.started for sequence in waiting)
+    _expect(
+        fresh == state.waiting.num_fresh, f"{fresh} fresh sequences, {state.waiting.num_fresh} are counted"
+    )
+    timed = sum(request.deadline is not None for request in state.requests.values())
+    _expect(
+        timed == len(state.deadlines), f"{timed} requests have a deadline, {len(state.deadlines)} are timed"
+    )
+
+
+def _check_slots(state: State, worker: Worker) -> None:
+    slots = [*worker.slots.free_slots(), *(sequence.slot for sequence in state.running.values())]
+    _expect(sorted(slots) == list(range(worker.slots.count)), "a slot is held twice or by nobody")
+    for sequence in (*state.running.values(), *state.parked.values()):
+        named = sum(record.rows.count(sequence) for record in worker.in_flight)
+        _expect(
+            named == sequence.in_flight,
+            f"sequence {sequence.number} is in {named} plans, not {sequence.in_flight}",
+        )
+
+
+def _check_blocks(state: State, cache: Cache) -> None:
+    pool = cache.pool
+    held: Counter[int] = Counter()
+    for sequence in state.running.values():
+        held.update(sequence.blocks)
+        _check_table(sequence, cache)
+    for block, references in enumerate(pool.references):
+        _expect(
+            references == held[block], f"block {block} has {references} references, {held[block]} holders"
+        )
+    free, cached = pool.free_blocks(), pool.cached_blocks()
+    unused = [block for block in range(pool.num_blocks) if not held[block]]
+    _expect(sorted(free + cached) == unused, "a block that nobody holds is neither free nor cached, or both")
+    _expect(len(cached) == pool.num_cached, f"{len(cached)} blocks are cached, {pool.num_cached} are counted")
+    _expect(all(pool.digests[block] is None for block in free), "a free block has a name")
+    _expect(all(pool.digests[block] is not None for block in cached), "a cached block has no name")
+    named = {block: digest for block, digest in enumerate(pool.digests) if digest is not None}
+    _expect(
+        {block: digest for digest, block in cache.index.items()} == named, "index and pool disagree on names"
+    )
+    promised = sum(sequence.promised for sequence in state.running.values())
+    _expect(promised == cache.promised, f"{promised} blocks are promised, {cache.promised} are counted")
+
+
+def _check_table(sequence: Sequence, cache: Cache) -> None:
+    table, size = sequence.blocks, cache.block_size
+    _expect(len(set(table)) == len(table), f"sequence {sequence.number} holds a block twice")
+    _expect(sequence.capacity == len(table) * size, f"sequence {sequence.number} miscounts its capacity")
+    unused = len(table) * size - sequence.computed - sequence.pending
+    _expect(0 <= unused < size, f"sequence {sequence.number} holds {unused} slots that nothing needs")
+
+
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise IntegrityError(message)

@@ -1,0 +1,182 @@
+"""What one tokenizer replica has yet to be told: merged per request, bounded, drained by its writer."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from hundredfold_scheduler.core.failures import Failure
+from hundredfold_scheduler.core.step import EndReason, Scores
+
+_ROW_BYTES = 16
+_TOKEN_BYTES = 4
+_NOTICE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What one choice took; times in microseconds."""
+
+    cached_tokens: int
+    queue_us: int
+    prefill_us: int
+    decode_us: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedChoice:
+    """How a choice ended."""
+
+    stream_id: int
+    index: int
+    reason: EndReason
+    stop_token_id: int | None
+    account: Account
+
+
+@dataclass(slots=True)
+class OutputBatch:
+    """One message to a replica. Row ``i`` belongs to ``stream_ids[i]`` and has the next ``counts[i]`` ids; a
+    request has at most one row.
+    """
+
+    stream_ids: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    scores: list[tuple[int, Scores]] = field(default_factory=list)
+    """Stream id and scores."""
+    finished: list[FinishedChoice] = field(default_factory=list)
+    failed: list[tuple[int, Failure]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.stream_ids or self.finished or self.failed or self.scores)
+
+
+class Outbox:
+    """The newest step lies flat, as it will be sent. Only when the writer is behind are older steps folded
+    into one row per request, so that the usual case costs four appends per request and step.
+    """
+
+    def __init__(self) -> None:
+        self._fresh = OutputBatch()
+        self._rows: dict[int, tuple[int, array[int]]] = {}
+        """Stream id to offset and ids."""
+        self._folded_bytes = 0
+        self._extra_bytes = 0
+        """Of scores and notices."""
+
+    @property
+    def nbytes(self) -> int:
+        """About what waits to be sent."""
+        fresh = self._fresh
+        return (
+            self._folded_bytes
+            + self._extra_bytes
+            + _ROW_BYTES * len(fresh.stream_ids)
+            + _TOKEN_BYTES * len(fresh.token_ids)
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self._fresh) or bool(self._rows)
+
+    def begin_step(self) -> None:
+        """The rows added from here on belong to a new step."""
+        if self._fresh.stream_ids:
+            self._fold()
+
+    def batch(self) -> OutputBatch:
+        """Where the running step's rows are appended, one per request at most."""
+        return self._fresh
+
+    def add_scores(self, stream_id: int, scores: Scores) -> None:
+        """Scores of a request that asked."""
+        self._fresh.scores.append((stream_id, scores))
+        self._extra_bytes += scores.nbytes
+
+    def add_finished(self, finished: FinishedChoice) -> None:
+        """The end of a choice."""
+        self._fresh.finished.append(finished)
+        self._extra_bytes += _NOTICE_BYTES
+
+    def add_failed(self, stream_id: int, failure: Failure) -> None:
+        """The end of a request that failed or was refused."""
+        self._fresh.failed.append((stream_id, failure))
+        self._extra_bytes += _NOTICE_BYTES + len(failure.message)
+
+    def drain(self) -> OutputBatch:
+        """Take all that waits."""
+        if self._rows:
+            self._fold()
+            batch = self._fresh
+            for stream_id, (offset, ids) in self._rows.items():
+                batch.stream_ids.append(stream_id)
+                batch.offsets.append(offset)
+                batch.counts.append(len(ids))
+                batch.token_ids.extend(ids)
+            self._rows = {}
+            self._folded_bytes = 0
+        batch, self._fresh = self._fresh, OutputBatch()
+        self._extra_bytes = 0
+        return batch
+
+    def forget(self, stream_id: int) -> None:
+        """Drop what waits for a request; its client has gone or it has failed."""
+        if not self:
+            return
+        self.truncate(stream_id, 0)
+        fresh = self._fresh
+        if fresh.scores:
+            fresh.scores = [pair for pair in fresh.scores if pair[0] != stream_id]
+            self._recount_extra()
+
+    def truncate(self, stream_id: int, length: int) -> None:
+        """Drop ids at output position ``length`` and after."""
+        self._fold()
+        row = self._rows.get(stream_id)
+        if row is None:
+            return
+        offset, ids = row
+        keep = max(0, length - offset)
+        if keep >= len(ids):
+            return
+        self._folded_bytes -= _TOKEN_BYTES * (len(ids) - keep)
+        del ids[keep:]
+        if not ids:
+            del self._rows[stream_id]
+            self._folded_bytes -= _ROW_BYTES
+
+    def largest(self) -> int | None:
+        """The stream id with most bytes unread, or ``None`` when no request has any."""
+        self._fold()
+        sizes = {stream_id: _TOKEN_BYTES * len(ids) for stream_id, (_, ids) in self._rows.items()}
+        for stream_id, scores in self._fresh.scores:
+            sizes[stream_id] = sizes.get(stream_id, 0) + scores.nbytes
+        return max(sizes, key=sizes.__getitem__) if sizes else None
+
+    def _fold(self) -> None:
+        fresh = self._fresh
+        if not fresh.stream_ids:
+            return
+        rows = self._rows
+        start = 0
+        for stream_id, offset, count in zip(fresh.stream_ids, fresh.offsets, fresh.counts, strict=True):
+            ids = fresh.token_ids[start : start + count]
+            start += count
+            row = rows.get(stream_id)
+            if row is None:
+                rows[stream_id] = (offset, array("I", ids))
+                self._folded_bytes += _ROW_BYTES
+            else:
+                row[1].extend(ids)
+        self._folded_bytes += _TOKEN_BYTES * len(fresh.token_ids)
+        fresh.stream_ids, fresh.offsets, fresh.counts, fresh.token_ids = [], [], [], []
+
+    def _recount_extra(self) -> None:
+        fresh = self._fresh
+        self._extra_bytes = (
+            sum(scores.nbytes for _, scores in fresh.scores)
+            + _NOTICE_BYTES * (len(fresh.finished) + len(fresh.failed))
+            + sum(len(failure.message) for _, failure in fresh.failed)
+        )

@@ -1,0 +1,57 @@
+"""Preemption by recomputation: a running sequence gives its memory back and is computed again later."""
+
+from __future__ import annotations
+
+from hundredfold_scheduler.core.ending import Ending
+from hundredfold_scheduler.core.observer import Observer
+from hundredfold_scheduler.core.policy import VictimChoice
+from hundredfold_scheduler.core.request import Sequence, Status
+from hundredfold_scheduler.core.state import State
+
+
+class Preemption:
+    """Makes room for one sequence at the cost of others."""
+
+    def __init__(self, state: State, victims: VictimChoice, ending: Ending, observer: Observer) -> None:
+        self._state = state
+        self._victims = victims
+        self._ending = ending
+        self._observer = observer
+
+    def next_victim(self, wanting: Sequence) -> Sequence | None:
+        """Who has to give way to ``wanting``; ``None`` when it is ``wanting`` itself that has to wait.
+
+        Whoever the policy spares longest never waits, and fits the cache alone: so some sequence always goes
+        on.
+        """
+        victim = self._victims.choose(self._state.running.values())
+        return None if victim is wanting else victim
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's slot and blocks. Steps in flight that name it still count; it is queued
+        again, before those that never ran, when the last of their results is in.
+        """
+        state = self._state
+        worker = state.worker
+        if worker is None:
+            raise ValueError("nothing runs without a worker")
+        self._observer.preempted(sequence, sequence.computed, worker.cache.pool.num_available)
+        self._ending.unseat(sequence)
+        sequence.chunk = 0
+        sequence.started = True
+        sequence.request.preemptions += 1
+        state.totals.preemptions += 1
+        if sequence.in_flight:
+            sequence.status = Status.PARKED
+            state.parked[sequence.number] = sequence
+        else:
+            requeue(state, sequence)
+
+
+def requeue(state: State, sequence: Sequence) -> None:
+    """Put a sequence that no worker holds any more, and no step in flight names, back into the queue."""
+    sequence.high_water = max(sequence.high_water, sequence.computed)
+    sequence.reset()
+    sequence.started = True
+    sequence.status = Status.WAITING
+    state.waiting.push(sequence)

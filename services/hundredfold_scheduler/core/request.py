@@ -1,0 +1,250 @@
+"""A request and its sequence: all per-request state of this service, in one place."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from dataclasses import dataclass, field
+
+from hundredfold_scheduler.core.lazy_heap import Entry
+from hundredfold_scheduler.core.outbox import Account, Outbox
+from hundredfold_scheduler.core.step import EndReason
+
+SOLO_DEATHS = 2
+"""Worker deaths after which a sequence is replayed alone."""
+MAX_DEATHS = 3
+"""Worker deaths that end a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request as a tokenizer replica brings it. The door resolved every default."""
+
+    stream_id: int
+    """The replica's number for it."""
+    request_id: str
+    """The public id."""
+    prompt: array[int]
+    max_tokens: int
+    params: object
+    """How to sample; handed to the worker as it is."""
+    stop_token_ids: frozenset[int] = frozenset()
+    prior: array[int] = field(default_factory=lambda: array("I"))
+    """Output ids that were delivered already."""
+    prior_finished: bool = False
+    priority: int = 0
+    """Higher runs first."""
+    tenant: str = ""
+    adapter: str = ""
+    cache_salt: bytes = b""
+    skip_prefix_cache: bool = False
+    deadline_s: float | None = None
+    """Seconds from now until the request's time is up."""
+    age_s: float = 0.0
+    """Seconds since the request arrived at the door."""
+    traceparent: str = ""
+    unsupported: str = ""
+    """Name of a field whose feature is not there yet; empty for none."""
+
+
+@enum.unique
+class Status(enum.IntEnum):
+    """Where a sequence is. One place removes it from each (``ending``)."""
+
+    WAITING = 0
+    """In the waiting queue."""
+    RUNNING = 1
+    """Holds a slot and blocks."""
+    PARKED = 2
+    """Preempted while a step that names it is in flight; queued again when that result is in."""
+    DONE = 3
+    """Ended, failed or cancelled. Results that still name it are ignored."""
+
+
+class Attachment:
+    """One tokenizer replica's stream: its live requests, and what it has yet to be told."""
+
+    __slots__ = ("outbox", "replica", "requests")
+
+    def __init__(self, replica: str) -> None:
+        self.replica = replica
+        self.requests: dict[int, Request] = {}
+        self.outbox = Outbox()
+
+
+class Request:
+    """What was asked, by whom, and until when."""
+
+    __slots__ = (
+        "arrival",
+        "attachment",
+        "cached_tokens",
+        "deadline",
+        "first_step_at",
+        "first_token_at",
+        "last_token_at",
+        "preemptions",
+        "sequence",
+        "submission",
+    )
+
+    def __init__(self, submission: Submission, attachment: Attachment, number: int, now: float) -> None:
+        self.submission = submission
+        self.attachment = attachment
+        self.arrival = now - submission.age_s
+        self.deadline: Entry[Request] | None = None
+        self.cached_tokens = 0
+        self.preemptions = 0
+        self.first_step_at = 0.0
+        """0 until a step worked on it; the same for the two below."""
+        self.first_token_at = 0.0
+        self.last_token_at = 0.0
+        self.sequence = Sequence(self, number)
+
+    @property
+    def request_id(self) -> str:
+        """The public id."""
+        return self.submission.request_id
+
+    def account(self, now: float) -> Account:
+        """What it took until now."""
+        first_step = self.first_step_at or now
+        first_token = self.first_token_at or now
+        last_token = self.last_token_at or first_token
+        return Account(
+            cached_tokens=self.cached_tokens,
+            queue_us=max(0, round((first_step - self.arrival) * 1e6)),
+            prefill_us=max(0, round((first_token - first_step) * 1e6)),
+            decode_us=max(0, round((last_token - first_token) * 1e6)),
+            preemptions=self.preemptions,
+        )
+
+
+class Sequence:
+    """One run of tokens on its way through the worker. *Computed* tokens chase *total* tokens.
+
+    ::
+
+        0 ........ computed ........ computed+pending ........ total ........ total+pending_samples
+        |--- confirmed, final ---|--- planned, in flight ---|--- known, unplanned ---|--- being sampled ---|
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "blocks",
+        "bypassed",
+        "capacity",
+        "choice_index",
+        "chunk",
+        "computed",
+        "deaths",
+        "end_total",
+        "high_water",
+        "in_flight",
+        "last_needed",
+        "max_tokens",
+        "next_full",
+        "number",
+        "outbox",
+        "pending",
+        "pending_samples",
+        "promised",
+        "prompt_len",
+        "queue_entry",
+        "request",
+        "root_hash",
+        "scored_to",
+        "slot",
+        "started",
+        "status",
+        "stream_id",
+        "tokens",
+        "told_blocks",
+        "total",
+    )
+
+    def __init__(self, request: Request, number: int) -> None:
+        submission = request.submission
+        self.request = request
+        self.number = number
+        """Unique in this process; order of submission."""
+        self.choice_index = 0
+        self.stream_id = submission.stream_id
+        self.outbox = request.attachment.outbox
+        self.tokens = submission.prompt + submission.prior
+        """Prompt and output ids."""
+        self.prompt_len = len(submission.prompt)
+        self.total = len(self.tokens)
+        self.max_tokens = 0
+        self.end_total = 0
+        """``total`` at which it ends by length."""
+        self.last_needed = 0
+        """Tokens that ever need to be computed: an answer's last one does not."""
+        self.set_max_tokens(submission.max_tokens)
+
+        self.status = Status.WAITING
+        self.queue_entry: Entry[Sequence] | None = None
+        self.started = bool(submission.prior)
+        """Has been worked on before; such sequences are admitted first."""
+        self.bypassed = 0
+        """Admissions that overtook it while it was first in line and did not fit."""
+        self.deaths = 0
+        """Worker deaths at which it was running."""
+        self.high_water = 0
+        """Most tokens ever computed; below it, computing again is waste."""
+        self.scored_to = 0
+        """Position up to which scores were delivered."""
+
+        self.block_hashes: list[bytes] = []
+        """Hashes of its full blocks, as far as they were needed."""
+        self.root_hash = b""
+        self.slot = -1
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what a worker holds of it."""
+        self.blocks: list[int] = []
+        self.capacity = 0
+        """Tokens that its blocks can hold."""
+        self.told_blocks = 0
+        """Leading blocks that the worker knows of."""
+        self.promised = 0
+        """Blocks set aside for the rest of its prompt."""
+        self.next_full = 0
+        """Computed tokens at which its next block is complete; set with the blocks."""
+        self.computed = 0
+        self.pending = 0
+        """Tokens planned in steps that are in flight."""
+        self.pending_samples = 0
+        """Steps in flight that sample its next token."""
+        self.in_flight = 0
+        """Steps in flight that name it."""
+        self.chunk = 0
+        """Tokens in the plan that is being made."""
+
+    def set_max_tokens(self, max_tokens: int) -> None:
+        """Set the output limit and what follows from it."""
+        self.max_tokens = max_tokens
+        self.end_total = self.prompt_len + max_tokens
+        self.last_needed = max(self.prompt_len, self.end_total - 1)
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens so far."""
+        return self.total - self.prompt_len
+
+    @property
+    def solo(self) -> bool:
+        """Whether it has to run alone because it may be what kills workers."""
+        return self.deaths >= SOLO_DEATHS
+
+    def ended_already(self) -> tuple[EndReason, int | None] | None:
+        """How a resumed sequence had ended when only the news of it was lost, else ``None``."""
+        if not self.num_output:
+            return None
+        last = self.tokens[-1]
+        if last in self.request.submission.stop_token_ids:
+            return EndReason.STOP, last
+        if self.num_output >= self.max_tokens:
+            return EndReason.LENGTH, None
+        return None

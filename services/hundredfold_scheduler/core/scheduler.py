@@ -1,0 +1,225 @@
+"""The whole core behind one class: requests in, plans out, results in. Every time is seconds of one steady
+clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hundredfold_scheduler.core.admission import Admission
+from hundredfold_scheduler.core.applier import Applier
+from hundredfold_scheduler.core.block_hash import new_seed
+from hundredfold_scheduler.core.ending import Ending
+from hundredfold_scheduler.core.failures import Code, Failure, Refused
+from hundredfold_scheduler.core.intake import Intake, QueueLimits, expired
+from hundredfold_scheduler.core.integrity import check_all
+from hundredfold_scheduler.core.limits import WorkerLimits
+from hundredfold_scheduler.core.observer import Observer
+from hundredfold_scheduler.core.planner import Planner
+from hundredfold_scheduler.core.policy import (
+    AdmissionOrder,
+    LatestOfLowestPriority,
+    StrictPriority,
+    VictimChoice,
+)
+from hundredfold_scheduler.core.preemption import Preemption
+from hundredfold_scheduler.core.replay import Replay
+from hundredfold_scheduler.core.request import Attachment, Request, Submission
+from hundredfold_scheduler.core.state import State
+from hundredfold_scheduler.core.step import EndReason, StepPlan, StepResult
+from hundredfold_scheduler.core.waiting import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What a deployment decides."""
+
+    queue: QueueLimits
+    max_plans_in_flight: int = 2
+    """1 waits for each result before the next plan."""
+    max_unread_bytes: int = 64 * 1024 * 1024
+    """Output that one replica may leave unread."""
+    order: AdmissionOrder = field(default_factory=StrictPriority)
+    victims: VictimChoice = field(default_factory=LatestOfLowestPriority)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the scheduler is."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    free_blocks: int
+    cached_blocks: int
+    used_blocks: int
+    total_blocks: int
+
+
+class Scheduler:
+    """Not thread-safe: one thread calls. Nothing here blocks or waits."""
+
+    def __init__(
+        self, config: SchedulerConfig, observer: Observer | None = None, seed: bytes | None = None
+    ) -> None:
+        watcher = observer if observer is not None else Observer()
+        self._config = config
+        self.state = State(WaitingQueue(config.order))
+        self._observer = watcher
+        self._ending = Ending(self.state, watcher)
+        self._intake = Intake(self.state, config.queue)
+        self._replay = Replay(self.state, seed if seed is not None else new_seed(), self._ending, watcher)
+        preemption = Preemption(self.state, config.victims, self._ending, watcher)
+        self._planner = Planner(self.state, Admission(self.state, watcher), preemption)
+        self._applier = Applier(self.state, self._ending, watcher)
+
+    def attach(self, replica: str, now: float) -> Attachment:
+        """A replica's new stream. An older one of its name is detached."""
+        old = self.state.attachments.get(replica)
+        if old is not None:
+            self.detach(old, now)
+        attachment = Attachment(replica)
+        self.state.attachments[replica] = attachment
+        return attachment
+
+    def detach(self, attachment: Attachment, now: float) -> None:
+        """A replica's stream has ended: its requests are in no later plan."""
+        if self.state.attachments.get(attachment.replica) is not attachment:
+            return
+        for request in list(attachment.requests.values()):
+            self._ending.drop(request, now)
+        del self.state.attachments[attachment.replica]
+
+    def submit(self, attachment: Attachment, submission: Submission, now: float) -> Request | None:
+        """Queue a request; ``None`` when it is refused, and its replica is told why.
+
+        Raises ``ValueError`` when the stream id is in use: an answer would go to the wrong request.
+        """
+        if submission.stream_id in attachment.requests:
+            raise ValueError(f"stream_id {submission.stream_id} is in use")
+        state = self.state
+        try:
+            self._intake.check(submission, attachment, now)
+        except Refused as refusal:
+            state.totals.rejected += 1
+            attachment.outbox.add_failed(submission.stream_id, refusal.failure)
+            self._observer.rejected(refusal.reason, refusal.failure)
+            return None
+        state.submitted += 1
+        request = Request(submission, attachment, state.submitted, now)
+        state.requests[submission.request_id] = request
+        attachment.requests[submission.stream_id] = request
+        if submission.deadline_s is not None:
+            request.deadline = state.deadlines.push(now + submission.deadline_s, request)
+        state.waiting.push(request.sequence)
+        state.totals.requests += 1
+        state.totals.prompt_tokens += request.sequence.prompt_len
+        self._observer.submitted(request)
+        if state.worker is not None:
+            self._replay.settle(request, state.worker.limits, now)
+        return request
+
+    def cancel(self, attachment: Attachment, stream_id: int, now: float) -> None:
+        """A client went away. Unknown and ended requests are ignored: their end and the cancel crossed."""
+        request = attachment.requests.get(stream_id)
+        if request is not None:
+            self._ending.drop(request, now)
+
+    def finish(
+        self, attachment: Attachment, stream_id: int, index: int, kept_tokens: int, now: float
+    ) -> None:
+        """The tokenizer ended a choice by a stop string; ids from ``kept_tokens`` on are not delivered any
+        more.
+        """
+        request = attachment.requests.get(stream_id)
+        if request is None or index != request.sequence.choice_index:
+            return
+        attachment.outbox.truncate(stream_id, kept_tokens)
+        self._ending.finish(request, EndReason.STOP, None, now)
+
+    def connect(self, limits: WorkerLimits, now: float) -> None:
+        """A worker with an empty cache is there."""
+        if self.state.worker is not None:
+            raise ValueError("a worker is connected already")
+        self._replay.connect(limits, now)
+
+    def lose_worker(self, now: float) -> None:
+        """The worker is gone, and with it all that it held."""
+        if self.state.worker is not None:
+            self._replay.lose(now)
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step to send, or ``None`` while there is nothing to do or enough is in flight."""
+        self.expire(now)
+        worker = self.state.worker
+        if worker is None or len(worker.in_flight) >= self._config.max_plans_in_flight:
+            return None
+        return self._planner.plan(worker, now)
+
+    def apply(self, result: StepResult, now: float) -> None:
+        """Take a step's result in. Raises ``WorkerProtocolError``; the caller then loses the worker."""
+        worker = self.state.worker
+        if worker is None:
+            raise ValueError("a result without a worker")
+        self._applier.apply(result, worker, now)
+        for attachment in self.state.attachments.values():
+            self._bound_unread(attachment, now)
+
+    def expire(self, now: float) -> None:
+        """End every request whose deadline has passed, queued or running."""
+        deadlines, totals = self.state.deadlines, self.state.totals
+        while (entry := deadlines.peek()) is not None and entry.key <= now and entry.item is not None:
+            totals.expired += 1
+            self._ending.fail(entry.item, expired(), now)
+
+    def next_deadline(self) -> float | None:
+        """When ``expire`` has something to do next."""
+        entry = self.state.deadlines.peek()
+        return None if entry is None else float(entry.key)
+
+    def oldest_plan_sent_at(self) -> float | None:
+        """When the plan was made whose result is due next."""
+        worker = self.state.worker
+        return worker.in_flight[0].sent_at if worker is not None and worker.in_flight else None
+
+    def drain(self) -> None:
+        """Refuse submissions from here on."""
+        self._intake.draining = True
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is there and no result is due."""
+        worker = self.state.worker
+        return not self.state.requests and (worker is None or not worker.in_flight)
+
+    def check_integrity(self) -> None:
+        """Count everything anew. Raises ``IntegrityError``."""
+        check_all(self.state)
+
+    def load(self) -> Load:
+        """How busy it is."""
+        state = self.state
+        pool = state.worker.cache.pool if state.worker is not None else None
+        return Load(
+            running=len(state.running),
+            waiting=len(state.waiting) + len(state.parked),
+            waiting_tokens=state.waiting.num_tokens,
+            free_blocks=pool.num_free if pool is not None else 0,
+            cached_blocks=pool.num_cached if pool is not None else 0,
+            used_blocks=pool.num_used if pool is not None else 0,
+            total_blocks=pool.num_blocks if pool is not None else 0,
+        )
+
+    def _bound_unread(self, attachment: Attachment, now: float) -> None:
+        """End the largest readers-behind until what waits for the replica is under the cap."""
+        limit = self._config.max_unread_bytes
+        while attachment.outbox.nbytes > limit:
+            largest = attachment.outbox.largest()
+            if largest is None:
+                return
+            message = f"unread output of the replica passed {limit} bytes, and this request's is the largest"
+            request = attachment.requests.get(largest)
+            if request is None:
+                attachment.outbox.forget(largest)
+            else:
+                self._ending.fail(request, Failure(Code.RESOURCE_EXHAUSTED, message), now)

@@ -1,0 +1,237 @@
+"""A worker without a model that distrusts its scheduler: it remembers which token every cache position holds,
+and raises ``PlanViolation`` for any plan that a real worker would silently compute wrong.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from hundredfold_scheduler.core.step import EndReason, NewSequence, RowEnd, RowFailure, StepPlan, StepResult
+
+EOS = 2
+"""The id that ends a scripted sequence."""
+FIRST_ID = 3
+INTERNAL = 13
+
+
+class PlanViolation(AssertionError):
+    """A plan that breaks the contract between scheduler and worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """How a sequence ends, beside by length. Counted in output tokens; 0 is never."""
+
+    stop_at: int = 0
+    """This output token is ``EOS``."""
+    fail_at: int = 0
+    """Instead of this output token the row fails."""
+
+    @property
+    def seed(self) -> int:
+        """The script as a seed, so that it can travel in ``SequenceParams``."""
+        return self.stop_at | self.fail_at << 32
+
+    @classmethod
+    def of_seed(cls, seed: int) -> Script:
+        """The inverse of ``seed``."""
+        return cls(seed & 0xFFFFFFFF, seed >> 32)
+
+
+def token_at(prompt: Sequence[int], position: int, vocab_size: int) -> int:
+    """The output token at a position: decided by prompt and position alone, so that no history can excuse an
+    error.
+    """
+    state = zlib.crc32(array("I", prompt).tobytes())
+    return FIRST_ID + zlib.crc32(position.to_bytes(4, "little"), state) % (vocab_size - FIRST_ID)
+
+
+def expected_output(prompt: Sequence[int], max_tokens: int, script: Script, vocab_size: int) -> list[int]:
+    """All output ids of a request that nobody disturbs."""
+    length = max_tokens
+    if script.stop_at:
+        length = min(length, script.stop_at)
+    ids = [token_at(prompt, position, vocab_size) for position in range(length)]
+    if script.stop_at and script.stop_at == length:
+        ids[-1] = EOS
+    return ids
+
+
+@dataclass(slots=True)
+class Held:
+    """A sequence in a slot."""
+
+    new: NewSequence
+    script: Script
+    tokens: list[int]
+    """Prompt and outputs."""
+    blocks: list[int]
+    computed: int
+    ended: bool = False
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens so far."""
+        return len(self.tokens) - len(self.new.prompt)
+
+
+@dataclass(slots=True)
+class FakeWorker:
+    """Computes plans in order. ``content[block][offset]`` names the token there and all tokens before it."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    vocab_size: int = 1000
+    held: dict[int, Held] = field(default_factory=dict)
+    steps: int = 0
+    computed_tokens: int = 0
+    reused_tokens: int = 0
+    """Tokens that sequences found in the cache when they were seated."""
+    content: list[list[int | None]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.content = [[None] * self.block_size for _ in range(self.num_blocks)]
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Compute one plan. Raises ``PlanViolation``."""
+        self.steps += 1
+        _require(plan.step == self.steps, f"step {plan.step} came as number {self.steps}")
+        self._release(plan.released_slots)
+        for new in plan.new_sequences:
+            self._seat(new)
+        self._grow(plan)
+        self._check_tables()
+        return self._compute(plan)
+
+    def _release(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            _require(slot in self.held, f"slot {slot} is released and was empty")
+            del self.held[slot]
+
+    def _seat(self, new: NewSequence) -> None:
+        _require(new.slot not in self.held, f"slot {new.slot} is taken")
+        _require(0 <= new.slot < self.max_num_seqs, f"slot {new.slot} of {self.max_num_seqs}")
+        tokens = [*new.prompt, *new.output]
+        _require(0 <= new.num_computed_tokens < len(tokens), "a sequence starts with nothing left to compute")
+        held = Held(new, script_of(new.params), tokens, list(new.block_ids), new.num_computed_tokens)
+        _require(len(new.output) < max(1, new.max_tokens), "a sequence starts though it has ended")
+        self.held[new.slot] = held
+        self.reused_tokens += new.num_computed_tokens
+
+    def _grow(self, plan: StepPlan) -> None:
+        _require(len(set(plan.grown_slots)) == len(plan.grown_slots), "a table grows twice in one plan")
+        _require(sum(plan.grown_counts) == len(plan.grown_block_ids), "grown counts and blocks disagree")
+        start = 0
+        for slot, count in zip(plan.grown_slots, plan.grown_counts, strict=True):
+            _require(slot in self.held, f"the table of empty slot {slot} grows")
+            self.held[slot].blocks += plan.grown_block_ids[start : start + count]
+            start += count
+
+    def _check_tables(self) -> None:
+        """Two sequences may share a block only if both have computed all of it, and it is at the same
+        place.
+        """
+        holders: dict[int, tuple[Held, int]] = {}
+        for held in self.held.values():
+            for place, block in enumerate(held.blocks):
+                _require(0 <= block < self.num_blocks, f"block {block} of {self.num_blocks}")
+                if block not in holders:
+                    holders[block] = (held, place)
+                    continue
+                other, other_place = holders[block]
+                full = (place + 1) * self.block_size
+                _require(place == other_place, f"block {block} is in two tables at different places")
+                _require(
+                    min(held.computed, other.computed) >= full,
+                    f"block {block} is shared though it is not full",
+                )
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        _require(
+            len(plan.slots) <= self.max_num_seqs, f"{len(plan.slots)} rows for {self.max_num_seqs} seats"
+        )
+        _require(len(set(plan.slots)) == len(plan.slots), "a slot has two rows")
+        _require(
+            sum(plan.num_tokens) <= self.max_num_batched_tokens, f"{sum(plan.num_tokens)} tokens in a step"
+        )
+        computed, counts, ids = array("I"), array("I"), array("I")
+        ends: list[RowEnd] = []
+        failures: list[RowFailure] = []
+        for row, (slot, num_tokens) in enumerate(zip(plan.slots, plan.num_tokens, strict=True)):
+            _require(slot in self.held, f"row {row} names the empty slot {slot}")
+            held = self.held[slot]
+            before = held.num_output
+            if not held.ended:
+                failure = self._advance(held, num_tokens)
+                if failure:
+                    failures.append(RowFailure(row, INTERNAL, failure))
+                elif held.ended:
+                    stopped = held.num_output and held.tokens[-1] == EOS
+                    reason = EndReason.STOP if stopped else EndReason.LENGTH
+                    ends.append(RowEnd(row, reason, EOS if stopped else None))
+            count = held.num_output - before
+            computed.append(held.computed)
+            counts.append(count)
+            ids.extend(held.tokens[len(held.tokens) - count :])
+        return StepResult(plan.step, computed, counts, ids, ends, failures)
+
+    def _advance(self, held: Held, num_tokens: int) -> str:
+        """Compute and, at the last known token, sample. Returns what failed, if anything did."""
+        _require(num_tokens >= 1, "a row without tokens")
+        end = held.computed + num_tokens
+        _require(end <= len(held.tokens), f"{end} tokens to compute, {len(held.tokens)} known")
+        _require(end <= len(held.blocks) * self.block_size, f"{end} tokens in {len(held.blocks)} blocks")
+        unused = len(held.blocks) * self.block_size - end
+        _require(unused < self.block_size, f"{unused} slots of {held.new.sequence_id} are held for nothing")
+        writes = {held.blocks[position // self.block_size] for position in range(held.computed, end)}
+        for other in self.held.values():
+            _require(other is held or writes.isdisjoint(other.blocks), "a shared block is written")
+        chain = 0
+        for position, token in enumerate(held.tokens[:end]):
+            chain = hash((chain, token))
+            block, offset = held.blocks[position // self.block_size], position % self.block_size
+            if position < held.computed:
+                found = self.content[block][offset]
+                _require(
+                    found == chain,
+                    f"block {block} offset {offset} holds another token than position {position}",
+                )
+            else:
+                self.content[block][offset] = chain
+        self.computed_tokens += num_tokens
+        held.computed = end
+        if end < len(held.tokens):
+            return ""
+        return self._sample(held)
+
+    def _sample(self, held: Held) -> str:
+        limit, script = held.new.max_tokens, held.script
+        if limit:
+            position = held.num_output
+            if script.fail_at == position + 1:
+                held.ended = True
+                return f"sequence {held.new.sequence_id} has non-finite logits"
+            stops = script.stop_at == position + 1
+            held.tokens.append(EOS if stops else token_at(held.new.prompt, position, self.vocab_size))
+            held.ended = stops
+        held.ended = held.ended or held.num_output >= limit
+        return ""
+
+
+def script_of(params: object) -> Script:
+    """The script in a sequence's parameters: as such in tests of the core, in the seed where it came over the
+    wire.
+    """
+    if isinstance(params, Script):
+        return params
+    return Script.of_seed(int(getattr(params, "seed", 0)))
+
+
+def _require(condition: object, message: str) -> None:
+    if not condition:
+        raise PlanViolation(message)

@@ -1,0 +1,181 @@
+"""Drives the scheduler's core against the fake worker without a network: one call is one turn of the
+engine.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from hundredfold_scheduler.core.failures import Failure
+from hundredfold_scheduler.core.intake import QueueLimits
+from hundredfold_scheduler.core.integrity import check_all, check_sums
+from hundredfold_scheduler.core.limits import WorkerLimits
+from hundredfold_scheduler.core.observer import Observer
+from hundredfold_scheduler.core.outbox import FinishedChoice
+from hundredfold_scheduler.core.policy import (
+    AdmissionOrder,
+    LatestOfLowestPriority,
+    StrictPriority,
+    VictimChoice,
+)
+from hundredfold_scheduler.core.request import Attachment, Submission
+from hundredfold_scheduler.core.scheduler import Scheduler, SchedulerConfig
+from hundredfold_scheduler.core.step import StepPlan, StepResult
+from support.fake_worker import EOS, FakeWorker, Script
+
+SMALL = WorkerLimits(
+    model_fingerprint="model",
+    max_model_len=256,
+    vocab_size=1000,
+    block_size=16,
+    num_blocks=64,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+)
+"""A worker on which every limit is soon met."""
+
+
+@dataclass
+class Received:
+    """What a replica was told about one request."""
+
+    ids: list[int] = field(default_factory=list)
+    finished: FinishedChoice | None = None
+    failure: Failure | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether its end was told."""
+        return self.finished is not None or self.failure is not None
+
+
+@dataclass
+class Harness:
+    """Scheduler, worker and one tokenizer replica that always reads. Time passes by steps: one second
+    each.
+    """
+
+    limits: WorkerLimits = SMALL
+    plans_in_flight: int = 2
+    queue: QueueLimits = QueueLimits(max_requests=10_000, max_tokens=10_000_000)  # noqa: RUF009 (frozen)
+    max_unread_bytes: int = 1 << 26
+    order: AdmissionOrder = field(default_factory=StrictPriority)
+    victims: VictimChoice = field(default_factory=LatestOfLowestPriority)
+    observer: Observer | None = None
+    check_every_step: bool = True
+    now: float = 1000.0
+
+    def __post_init__(self) -> None:
+        config = SchedulerConfig(
+            self.queue, self.plans_in_flight, self.max_unread_bytes, order=self.order, victims=self.victims
+        )
+        self.scheduler = Scheduler(config, self.observer, seed=b"test" * 8)
+        self.replica: Attachment = self.scheduler.attach("replica", self.now)
+        self.received: dict[int, Received] = {}
+        self.plans: list[StepPlan] = []
+        self.results: deque[StepResult] = deque()
+        self.start_worker()
+
+    def start_worker(self, limits: WorkerLimits | None = None) -> None:
+        """An empty worker connects."""
+        self.limits = limits or self.limits
+        self.worker = FakeWorker(
+            self.limits.num_blocks,
+            self.limits.block_size,
+            self.limits.max_num_seqs,
+            self.limits.max_num_batched_tokens,
+            self.limits.vocab_size,
+        )
+        self.scheduler.connect(self.limits, self.now)
+
+    def kill_worker(self) -> None:
+        """The worker dies with what was in flight, and stays away."""
+        self.results.clear()
+        self.scheduler.lose_worker(self.now)
+
+    def submit(
+        self,
+        stream_id: int,
+        prompt: Sequence[int],
+        max_tokens: int = 8,
+        script: Script = Script(),
+        **more: object,
+    ) -> Received:
+        """A request of the replica; ``more`` are fields of ``Submission``."""
+        submission = Submission(
+            stream_id=stream_id,
+            request_id=f"request-{stream_id}",
+            prompt=array("I", prompt),
+            max_tokens=max_tokens,
+            params=script,
+            stop_token_ids=frozenset({EOS}),
+        )
+        received = self.received[stream_id] = Received()
+        self.scheduler.submit(self.replica, replace(submission, **more), self.now)  # type: ignore[arg-type]
+        return received
+
+    def cancel(self, stream_id: int) -> None:
+        """The request's client goes away."""
+        self.scheduler.cancel(self.replica, stream_id, self.now)
+
+    def turn(self) -> bool:
+        """Plan as far ahead as allowed, then take one result in; false when there was nothing to do."""
+        self.now += 1
+        busy = False
+        while (plan := self.scheduler.plan(self.now)) is not None:
+            self.plans.append(plan)
+            self.results.append(self.worker.step(plan))
+            busy = True
+        if self.results:
+            self.scheduler.apply(self.results.popleft(), self.now)
+            busy = True
+        if self.check_every_step:
+            check_sums(self.scheduler.state)
+        self.read()
+        return busy
+
+    def read(self) -> None:
+        """The replica reads all that waits for it."""
+        batch = self.replica.outbox.drain()
+        start = 0
+        assert len(set(batch.stream_ids)) == len(batch.stream_ids), "a request has two rows in one message"
+        for stream_id, offset, count in zip(batch.stream_ids, batch.offsets, batch.counts, strict=True):
+            ids = self.received[stream_id].ids
+            assert offset == len(ids), f"ids of request {stream_id} come at {offset}, {len(ids)} are there"
+            ids += batch.token_ids[start : start + count]
+            start += count
+        for finished in batch.finished:
+            assert not self.received[finished.stream_id].ended, "a request ends twice"
+            self.received[finished.stream_id].finished = finished
+        for stream_id, failure in batch.failed:
+            assert not self.received[stream_id].ended, "a request ends twice"
+            self.received[stream_id].failure = failure
+
+    def run(self, max_turns: int = 10_000) -> int:
+        """Turn until nothing is left to do; returns the number of turns."""
+        for turns in range(max_turns):
+            if not self.turn():
+                check_all(self.scheduler.state)
+                return turns
+        raise AssertionError(f"still busy after {max_turns} turns: {self.scheduler.load()}")
+
+    def assert_empty(self) -> None:
+        """No trace of any request is left."""
+        state = self.scheduler.state
+        check_all(state)
+        assert not state.requests
+        assert not state.running
+        assert not state.parked
+        assert not self.replica.requests
+        assert len(state.waiting) == 0
+        assert len(state.deadlines) == 0
+        assert state.waiting.num_tokens == state.waiting.fresh_tokens == state.waiting.num_fresh == 0
+        assert not self.replica.outbox
+        assert state.worker is not None
+        pool = state.worker.cache.pool
+        assert pool.num_used == 0
+        assert pool.num_free + pool.num_cached == pool.num_blocks
+        assert state.worker.cache.promised == 0
