@@ -1,0 +1,56 @@
+"""Checkpoints that are not quantized."""
+
+from __future__ import annotations
+
+from hundredfold.plugin import (
+    API_VERSION,
+    CanonicalWeight,
+    CheckpointInfo,
+    DenseWeight,
+    LayerRequest,
+    Reasons,
+    TensorSource,
+)
+
+
+class Unquantized:
+    """Plain float tensors in safetensors files."""
+
+    name = "none"
+    api_version = API_VERSION
+
+    def refuses(self, checkpoint: CheckpointInfo) -> Reasons:
+        """Takes safetensors without a quantization section."""
+        if checkpoint.container != "safetensors":
+            return [f"a {checkpoint.container} file says itself how its tensors are quantized"]
+        if checkpoint.quantization_config is not None:
+            method = checkpoint.quantization_config.get("quant_method", "an unnamed method")
+            return [f"the checkpoint is quantized with {method}"]
+        return []
+
+    def bind(self, checkpoint: CheckpointInfo) -> UnquantizedMethod:
+        """The method; it needs nothing from the checkpoint."""
+        return UnquantizedMethod()
+
+
+class UnquantizedMethod:
+    """Reads ``<layer>.weight`` as it is stored."""
+
+    def covers(self, layer: LayerRequest) -> bool:
+        """Every layer."""
+        return True
+
+    def load(self, layer: LayerRequest, tensors: TensorSource) -> CanonicalWeight:
+        """The layer's matrix. Raises ``ValueError`` when it is absent, misshapen or no float tensor."""
+        name = f"{layer.name}.weight"
+        if name not in tensors.names():
+            raise ValueError(f"layer '{layer.name}': tensor '{name}' is missing")
+        stored = tensors.describe(name)
+        if stored.shape != layer.shape:
+            raise ValueError(
+                f"layer '{layer.name}': tensor '{name}' has shape {stored.shape}, expected is {layer.shape}"
+            )
+        weight = tensors.dense(name)
+        if not weight.is_floating_point():
+            raise ValueError(f"layer '{layer.name}': tensor '{name}' is {stored.encoding}, no float type")
+        return DenseWeight(weight)
