@@ -62,8 +62,8 @@ class GroupedIntWeight:
     """Integers with a scale per row and group of columns.
 
     ``codes`` is uint8[N, K] of values below ``2**bits``, or int8[N, K] where the format stores signed
-    numbers; ``scales`` and ``zeros`` are [N, ceil(K / group_size)] in the type the checkpoint stored. ``zeros`` is
-    ``None`` where every zero point is 0. The last group may be short.
+    numbers; ``scales`` and ``zeros`` are [N, ceil(K / group_size)] in the type the checkpoint stored.
+    ``zeros`` is ``None`` where every zero point is 0. The last group may be short.
     """
 
     codes: Tensor
