@@ -57,7 +57,7 @@ class GgufMethod:
         return True
 
     def load(self, layer: LayerRequest, tensors: TensorSource) -> CanonicalWeight:
-        """The layer's matrix. Raises ``ValueError`` when it is absent, misshapen, cut or of an unknown type."""
+        """The layer's matrix. Raises ``ValueError`` when it is absent, misshapen, cut or of unknown type."""
         name = f"{layer.name}.weight"
         if name not in tensors.names():
             raise ValueError(f"layer '{layer.name}': tensor '{name}' is missing")
