@@ -48,15 +48,23 @@ test-fast: $(VENV)/.installed-test ## the tests that need no running service and
 	$(BIN)/python -m pytest tests/unit tests/contract tests/property $(ARGS)
 
 .PHONY: lint
-lint: lint-tools ## formatting, types, imports, protos and the house rules
+lint: lint-tools ## formatting, types, imports, protos and the house rules; `make -k lint` does not stop at the first
 	$(BIN)/python -m pytest tests/unit/house
 
-.PHONY: lint-tools
-lint-tools: $(VENV)/.installed-test
+.PHONY: lint-tools lint-format lint-types lint-imports lint-protos
+lint-tools: lint-format lint-types lint-imports lint-protos
+
+lint-format: $(VENV)/.installed-test
 	$(BIN)/ruff check $(PYTHON_CODE)
 	$(BIN)/ruff format --check $(PYTHON_CODE)
+
+lint-types: $(VENV)/.installed-test
 	$(BIN)/mypy $(TYPED_CODE)
+
+lint-imports: $(VENV)/.installed-test
 	PYTHONPATH=shared:services:plugins $(BIN)/lint-imports --no-cache
+
+lint-protos: $(VENV)/.installed-test
 	$(BIN)/buf lint proto
 	$(BIN)/buf format --diff --exit-code proto
 	$(BIN)/buf breaking proto --against proto/baseline.binpb
