@@ -4,6 +4,7 @@ from hundredfold.errors import StartError
 from hundredfold.rpc.channel import open_channel
 from hundredfold.rpc.control import ControlSource
 from hundredfold.rpc.errors import RequestError, abort
+from hundredfold.rpc.facts import plugin_info
 from hundredfold.rpc.host import ServiceHost
 from hundredfold.rpc.liveness import Heartbeat
 from hundredfold.rpc.loop import run_loop
@@ -22,6 +23,7 @@ __all__ = [
     "abort",
     "channel_options",
     "open_channel",
+    "plugin_info",
     "run_loop",
     "server_options",
 ]

@@ -18,6 +18,7 @@ from hundredfold.config.address import UnixAddress, parse
 from hundredfold.errors import StartError
 from hundredfold.rpc.calls import CallBook, CallInterceptor
 from hundredfold.rpc.control import ControlServicer, ControlSource
+from hundredfold.rpc.facts import ProcessFacts
 from hundredfold.rpc.health import HealthBoard, stalled
 from hundredfold.rpc.listening import listen
 from hundredfold.rpc.liveness import Heartbeat
@@ -26,7 +27,7 @@ from hundredfold.rpc.registrar import Registrar
 from hundredfold.telemetry import get_logger
 from hundredfold.telemetry.metrics import ServiceMetrics
 from hundredfold.telemetry.tracing import configure_tracing
-from hundredfold.v1 import control_pb2_grpc
+from hundredfold.v1 import control_pb2, control_pb2_grpc
 
 log = get_logger(__name__)
 
@@ -61,6 +62,7 @@ class ServiceHost:
         """What is listened on, ports filled in, once started."""
         self.started = asyncio.Event()
         """Set, on the host's loop, when calls are answered."""
+        self.facts = ProcessFacts()
         self._control = control
         self._install_signals = install_signals
         self._book = CallBook(settings.max_concurrent_rpcs)
@@ -86,6 +88,10 @@ class ServiceHost:
         if self._stop_asked:
             return "draining"
         return "ready" if self._ready else ("starting" if self._reason == "starting" else "degraded")
+
+    def service_info(self, *libraries: str) -> control_pb2.ServiceInfo:
+        """This service as ``GetServerInfo`` shows it; the room adds model, runtime and plugins."""
+        return self.facts.describe(self.name, self.state, self.settings.in_force(), libraries)
 
     def set_ready(self, ready: bool, reason: str = "") -> None:
         """Whether the service can take requests, as its probes shall see it; ``reason`` says why not."""
