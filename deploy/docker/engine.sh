@@ -60,7 +60,7 @@ engine__mirror() {
 engine__plugins() {
   local mirror=$1 apt=$ENGINE_WORK/apt plugins=$ENGINE_CACHE/plugins
   if [ ! -x "$plugins/docker-compose" ] || [ ! -x "$plugins/docker-buildx" ]; then
-    mkdir -p "$apt"/{lists,archives}/partial "$apt/root" "$plugins"
+    mkdir -p "$apt"/{lists,archives}/partial "$apt/unpacked" "$plugins"
     echo "deb [signed-by=$ENGINE_KEYRING] $mirror $ENGINE_PLUGIN_SUITE main" >"$apt/sources.list"
     local options=(
       -o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts=/nonexistent
@@ -70,8 +70,8 @@ engine__plugins() {
     apt-get "${options[@]}" update -qq
     (cd "$apt" && apt-get "${options[@]}" download -qq docker-compose docker-buildx)
     local package
-    for package in "$apt"/*.deb; do dpkg-deb --extract "$package" "$apt/root"; done
-    install -m 755 "$apt"/root/usr/libexec/docker/cli-plugins/docker-{compose,buildx} "$plugins/"
+    for package in "$apt"/*.deb; do dpkg-deb --extract "$package" "$apt/unpacked"; done
+    install -m 755 "$apt"/unpacked/usr/libexec/docker/cli-plugins/docker-{compose,buildx} "$plugins/"
     rm -rf "$apt"
   fi
   export DOCKER_CONFIG=$ENGINE_WORK/config

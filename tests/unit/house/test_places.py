@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from support.repo import ROOT, files
 
+HERE = re.compile(
+    rb"(?<![\w}/])(" + b"|".join(re.escape(f"{place}/".encode()) for place in (ROOT, Path.home())) + b")"
+)
+
 
 def test_no_file_names_this_checkout_or_this_home():
-    here = (f"{ROOT}/".encode(), f"{Path.home()}/".encode())
-    guilty = [str(path) for path in files() if any(place in path.read_bytes() for place in here)]
-    assert guilty == []
+    assert [str(path) for path in files() if HERE.search(path.read_bytes())] == []
+
+
+def test_such_a_name_is_found():
+    assert HERE.search(f"open('{ROOT}/x')".encode())
+    assert HERE.search(f" {Path.home()}/.cache".encode())
 
 
 def test_the_public_contract_is_all_that_proto_holds():
