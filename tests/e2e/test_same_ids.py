@@ -1,4 +1,4 @@
-"""Nothing but the request decides its ids: no neighbour, chunk, cache hit, preemption, pipelining or crash."""
+"""Only the request decides its ids: no neighbour, chunk, cache hit, preemption, pipelining or crash."""
 
 from __future__ import annotations
 
