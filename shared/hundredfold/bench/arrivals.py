@@ -6,9 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 
 class Arrival(StrEnum):
@@ -62,13 +64,13 @@ def arrival_times(
 
 
 async def dispatch(
-    due: Iterable[tuple[int, float]], clock: Clock, send: Callable[[int, float], Coroutine[Any, Any, None]]
+    due: Iterable[tuple[T, float]], clock: Clock, send: Callable[[T, float], Coroutine[Any, Any, None]]
 ) -> None:
-    """Start `send(index, moment)` at each moment, waiting for none of the earlier ones, then for all.
+    """Start `send(item, moment)` at each item's moment, waiting for none of the earlier ones, then for all.
 
     A late start still passes the moment at which the request was due, so latencies count from there.
     """
     async with asyncio.TaskGroup() as group:
-        for index, moment in due:
+        for item, moment in due:
             await clock.sleep_until(moment)
-            group.create_task(send(index, moment))
+            group.create_task(send(item, moment))

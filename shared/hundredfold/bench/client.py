@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,27 +90,28 @@ class LoadClient:
         return request
 
     async def closed_loop(
-        self, indexes: Iterator[int], concurrency: int, output_len: int, *, warmup: bool = False
+        self, first: Sequence[GenerateRequest], later: Iterator[int], output_len: int, *, warmup: bool = False
     ) -> None:
-        """Keep `concurrency` requests in flight until `indexes` ends."""
+        """Send `first` at once and a further request, numbered by `later`, whenever one of them ends."""
 
-        async def one_after_another() -> None:
-            for index in indexes:
+        async def one_after_another(request: GenerateRequest) -> None:
+            self.records.append(await self.send(request, self._clock.now()))
+            for index in later:
                 request = self.request(index, output_len, warmup=warmup)
                 self.records.append(await self.send(request, self._clock.now()))
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(one_after_another())
+            for request in first:
+                group.create_task(one_after_another(request))
 
     async def open_loop(
-        self, due: Sequence[tuple[int, float]], output_len: int, sent: Callable[[], object]
+        self, due: Iterable[tuple[GenerateRequest, float]], sent: Callable[[], object]
     ) -> None:
         """Send each request at its moment on the monotonic clock; `sent` is told of each."""
 
-        async def send(index: int, moment: float) -> None:
+        async def send(request: GenerateRequest, moment: float) -> None:
             sent()
-            self.records.append(await self.send(self.request(index, output_len), moment))
+            self.records.append(await self.send(request, moment))
 
         await dispatch(due, self._clock, send)
 

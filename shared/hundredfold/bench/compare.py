@@ -56,7 +56,7 @@ def differing_parameters(first: Report, second: Report) -> list[str]:
 
 def render_comparison(first: Report, second: Report, names: tuple[str, str]) -> RenderableType:
     """Return the table of ratios second / first, and below it what differed between the runs."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("")
     for name in (*names, "ratio"):
         table.add_column(name, justify="right", overflow="fold")

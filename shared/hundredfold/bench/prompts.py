@@ -37,16 +37,23 @@ class RandomPrompts:
     pool: np.ndarray[Any, np.dtype[np.uint32]]
     """[ids] uint32: ids to draw from."""
     length: int
-    shared_prefix: int
-    """How many leading ids all prompts share, warm-up included."""
+    prefix: tuple[int, ...]
+    """Leading ids that all prompts share, warm-up included."""
     seed: int
+
+    @classmethod
+    def draw(
+        cls, pool: np.ndarray[Any, np.dtype[np.uint32]], length: int, shared_prefix: int, seed: int
+    ) -> RandomPrompts:
+        """Draw the shared prefix; the rest of each prompt is drawn when it is asked for."""
+        prefix = np.random.default_rng((seed, 2)).choice(pool, shared_prefix)
+        return cls(pool, length, tuple(prefix.tolist()), seed)
 
     def ids(self, index: int, *, warmup: bool) -> list[int]:
         """Return the ids of prompt number `index`."""
-        prefix = np.random.default_rng((self.seed, 2)).choice(self.pool, self.shared_prefix)
         own = np.random.default_rng((self.seed, 3, int(warmup), index))
-        rest = own.choice(self.pool, self.length - self.shared_prefix)
-        return [*prefix.tolist(), *rest.tolist()]
+        rest = own.choice(self.pool, self.length - len(self.prefix))
+        return [*self.prefix, *rest.tolist()]
 
     def fill(self, request: GenerateRequest, index: int, *, warmup: bool) -> None:
         """Put the ids into the request."""

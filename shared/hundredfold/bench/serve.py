@@ -8,9 +8,10 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from hundredfold.bench.arrivals import arrival_times
+from hundredfold.bench.child import Answer, Warmup
 from hundredfold.bench.client import ClientLoad, ClientSetup
 from hundredfold.bench.plan import WARMUP_OUTPUT_LEN, LoadPlan, PlanError
-from hundredfold.bench.processes import Answer, ClientProcesses, Warmup
+from hundredfold.bench.processes import ClientProcesses
 from hundredfold.bench.prompts import PromptSource, RandomPrompts, TextPrompts
 from hundredfold.bench.report import Environment, Number, Report, RequestRecord, summarize
 from hundredfold.bench.server import ServerError, ServerFacts, ask_environment, ask_facts
@@ -57,7 +58,7 @@ def measure(plan: LoadPlan, progress: Callable[[str, int], None]) -> Report:
             )
             warnings += _judge_warmup(answer.records)
             if plan.client_processes is None and answer.load is not None:
-                count = _wanted_processes(answer.load)
+                count = wanted_processes(answer.load, os.cpu_count() or 1)
         processes.start(count)
         arrivals = (
             arrival_times(plan.arrival, plan.rate, plan.num_requests, plan.seed).tolist()
@@ -74,7 +75,7 @@ def measure(plan: LoadPlan, progress: Callable[[str, int], None]) -> Report:
     records = [record for answer in answers for record in answer.records]
     environment = _environment(plan.address, warnings)
     warnings += _judge_records(records, plan.output_len)
-    client = _judge_client(answers, warnings)
+    client = judge_client(answers, warnings)
     return summarize(
         records,
         mode="serve",
@@ -95,7 +96,7 @@ def _prompts(plan: LoadPlan, facts: ServerFacts) -> PromptSource:
             f"--input-len {plan.input_len} + --output-len {plan.output_len} is {total}, "
             f"the model takes at most {facts.max_model_len}"
         )
-    return RandomPrompts(facts.ordinary_ids, plan.input_len, plan.shared_prefix, plan.seed)
+    return RandomPrompts.draw(facts.ordinary_ids, plan.input_len, plan.shared_prefix, plan.seed)
 
 
 def _environment(address: str, warnings: list[str]) -> Environment:
@@ -107,8 +108,9 @@ def _environment(address: str, warnings: list[str]) -> Environment:
         return Environment()
 
 
-def _wanted_processes(load: ClientLoad) -> int:
-    return min(os.cpu_count() or 1, max(1, math.ceil(load.loop_share / COMFORTABLE_SHARE)))
+def wanted_processes(load: ClientLoad, cores: int) -> int:
+    """Return how many client processes a run needs whose warm-up made one of them this busy."""
+    return min(cores, max(1, math.ceil(load.loop_share / COMFORTABLE_SHARE)))
 
 
 def _judge_warmup(records: Sequence[RequestRecord]) -> list[str]:
@@ -123,7 +125,7 @@ def _judge_records(records: Sequence[RequestRecord], output_len: int) -> list[st
     return [f"{short} requests ended with another length than --output-len {output_len}"] if short else []
 
 
-def _judge_client(answers: Sequence[Answer], warnings: list[str]) -> dict[str, Number]:
+def judge_client(answers: Sequence[Answer], warnings: list[str]) -> dict[str, Number]:
     """Describe the load tool's own work and warn where it may have limited the figures."""
     loads = [answer.load for answer in answers if answer.load is not None]
     loop_share = max((load.loop_share for load in loads), default=0.0)

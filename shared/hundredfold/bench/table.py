@@ -15,9 +15,9 @@ from rich.text import Text
 from hundredfold.bench.report import Distribution, Number, Report
 
 LATENCIES = (
-    ("time to first token", "ttft_ms"),
-    ("time per token after it", "tpot_ms"),
-    ("gap between events", "itl_ms"),
+    ("time to first token (TTFT)", "ttft_ms"),
+    ("time per output token (TPOT)", "tpot_ms"),
+    ("gap between events (ITL)", "itl_ms"),
     ("whole request", "latency_ms"),
     ("queue in the server", "server_queue_ms"),
 )
@@ -27,7 +27,7 @@ COLUMNS = ("mean", "p50", "p90", "p99")
 
 def render(report: Report) -> RenderableType:
     """Return the report as a panel for a terminal of 80 columns or more."""
-    parts: list[RenderableType] = [_headline(report), Text(), _latencies(report), _facts(report)]
+    parts: list[RenderableType] = [_headline(report), Text(), _latencies(report), Text(), _facts(report)]
     parts += [Text(f"✗ {line}", style="red") for line in _failures(report)]
     parts += [Text(f"! {line}", style="yellow") for line in report.warnings]
     title = Text.assemble((f"hundredfold bench {report.mode}", "bold"), ("  " + load_line(report), "dim"))
@@ -69,7 +69,7 @@ def _headline(report: Report) -> RenderableType:
 
 
 def _latencies(report: Report) -> RenderableType:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("milliseconds")
     for name in COLUMNS:
         table.add_column(name, justify="right")
@@ -105,12 +105,13 @@ def _facts(report: Report) -> RenderableType:
 
 def _failures(report: Report) -> Iterable[str]:
     for status, count in report.failures.items():
-        yield f"{count} failed {status}"
-    yield from report.failure_examples
+        yield f"{count} × {status}"
+    for example in report.failure_examples:
+        yield f"for example {example}"
 
 
 def _memory(peaks: Mapping[str, int]) -> RenderableType:
-    return Columns([f"{name} {size / 2**20:,.0f} MiB" for name, size in peaks.items()], padding=(0, 3))
+    return Columns([Text(f"{name} {size / 2**20:,.0f} MiB") for name, size in peaks.items()], padding=(0, 3))
 
 
 def _client(client: Mapping[str, Number]) -> str:
@@ -120,7 +121,7 @@ def _client(client: Mapping[str, Number]) -> str:
     if isinstance(share := client.get("cpu_share"), float):
         parts.append(f"{share:.0%} of a core")
     if isinstance(lag := client.get("loop_lag_p99_ms"), float):
-        parts.append(f"time stamps {lag:.1f} ms late at most (p99)")
+        parts.append(f"its clock {lag:.1f} ms late (p99)")
     return ", ".join(parts)
 
 

@@ -36,7 +36,7 @@ def test_table_shows_figures_failures_and_warnings():
     text = shown(render(example()))
     for part in (
         "1.5", "output tokens/s", "1 of 2", "time to first token", "500", "750", "300 MiB", "2 at a time",
-        "1 failed RESOURCE_EXHAUSTED", "queue of 8 requests is full", "mind the gap", "25% of the prompts",
+        "1 × RESOURCE_EXHAUSTED", "queue of 8 requests is full", "mind the gap", "25% of the prompts",
     ):  # fmt: skip
         assert part in text, part
 

@@ -16,13 +16,13 @@ def filled(source, index: int, *, warmup: bool = False) -> GenerateRequest:
 
 
 def test_random_prompts_have_the_exact_length_and_only_ids_of_the_pool():
-    ids = filled(RandomPrompts(POOL, 77, 0, seed=1), 5).token_ids.ids
+    ids = filled(RandomPrompts.draw(POOL, 77, 0, seed=1), 5).token_ids.ids
     assert len(ids) == 77
     assert set(ids) <= set(POOL.tolist())
 
 
 def test_prompts_depend_on_seed_and_number_alone():
-    one, same, other = (RandomPrompts(POOL, 32, 0, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (RandomPrompts.draw(POOL, 32, 0, seed=seed) for seed in (1, 1, 2))
     assert filled(one, 3) == filled(same, 3)
     assert filled(one, 3) != filled(one, 4)
     assert filled(one, 3) != filled(other, 3)
@@ -30,11 +30,11 @@ def test_prompts_depend_on_seed_and_number_alone():
 
 
 def test_shared_prefix_is_shared_with_the_warmup_too_and_the_rest_differs():
-    source = RandomPrompts(POOL, 32, 20, seed=1)
+    source = RandomPrompts.draw(POOL, 32, 20, seed=1)
     a, b, w = (source.ids(0, warmup=False), source.ids(1, warmup=False), source.ids(0, warmup=True))
     assert a[:20] == b[:20] == w[:20]
     assert len({tuple(ids[20:]) for ids in (a, b, w)}) == 3
-    whole = RandomPrompts(POOL, 32, 32, seed=1)
+    whole = RandomPrompts.draw(POOL, 32, 32, seed=1)
     assert whole.ids(0, warmup=False) == whole.ids(1, warmup=False)
     assert whole.repeated_share(4) == 0.75
 
