@@ -38,6 +38,11 @@ SMALL = WorkerLimits(
 """A worker on which every limit is soon met."""
 
 
+UNBOUNDED = QueueLimits(max_requests=10**9, max_tokens=10**9)
+BY_LENGTH = Script()
+"""Ends at ``max_tokens`` and nowhere else."""
+
+
 @dataclass
 class Received:
     """What a replica was told about one request."""
@@ -60,7 +65,7 @@ class Harness:
 
     limits: WorkerLimits = SMALL
     plans_in_flight: int = 2
-    queue: QueueLimits = QueueLimits(max_requests=10_000, max_tokens=10_000_000)  # noqa: RUF009 (frozen)
+    queue: QueueLimits = UNBOUNDED
     max_unread_bytes: int = 1 << 26
     order: AdmissionOrder = field(default_factory=StrictPriority)
     victims: VictimChoice = field(default_factory=LatestOfLowestPriority)
@@ -101,7 +106,7 @@ class Harness:
         stream_id: int,
         prompt: Sequence[int],
         max_tokens: int = 8,
-        script: Script = Script(),
+        script: Script = BY_LENGTH,
         **more: object,
     ) -> Received:
         """A request of the replica; ``more`` are fields of ``Submission``."""

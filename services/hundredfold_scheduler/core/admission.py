@@ -26,8 +26,7 @@ class Admission:
         self._observer = observer
 
     def try_admit(self, sequence: Sequence, worker: Worker, budget: int, now: float) -> Verdict:
-        """Seat a popped candidate and set its ``chunk``, at least 1 and at most ``budget``; or change
-        nothing.
+        """Seat a popped candidate, with room for up to ``budget`` of its tokens; or change nothing.
 
         The prefix cache is asked now, not when the sequence was queued, and the blocks found are held before
         any other is taken: so what is counted as cached is what the worker will read. A prompt is admitted
@@ -49,7 +48,7 @@ class Admission:
             cache.release(sequence)
             sequence.reset()
             return Verdict.NO_MEMORY
-        self._seat(sequence, worker, cached, chunk, now)
+        self._seat(sequence, worker, cached, now)
         return Verdict.ADMITTED
 
     def headroom(self) -> int:
@@ -58,17 +57,16 @@ class Admission:
         """
         return len(self._state.running) // 2
 
-    def _seat(self, sequence: Sequence, worker: Worker, cached: int, chunk: int, now: float) -> None:
+    def _seat(self, sequence: Sequence, worker: Worker, cached: int, now: float) -> None:
         state = self._state
         request = sequence.request
         sequence.queue_entry = None
         sequence.status = Status.RUNNING
         sequence.slot = worker.slots.take()
-        sequence.chunk = chunk
         sequence.bypassed = 0
         state.running[sequence.number] = sequence
         state.totals.cached_tokens += cached
-        if not request.first_token_at:
+        if not sequence.first_token_at:
             # Of a prompt that is begun again, what counts is the run that leads to its first token.
             request.cached_tokens = min(cached, sequence.prompt_len)
         if not request.first_step_at:

@@ -7,12 +7,13 @@ from __future__ import annotations
 from hundredfold_scheduler.core.ending import Ending
 from hundredfold_scheduler.core.failures import Failure, WorkerProtocolError
 from hundredfold_scheduler.core.observer import Observer
+from hundredfold_scheduler.core.outbox import Outbox
 from hundredfold_scheduler.core.preemption import requeue
 from hundredfold_scheduler.core.request import Sequence, Status
 from hundredfold_scheduler.core.state import InFlight, State, Worker
 from hundredfold_scheduler.core.step import RowScores, StepResult
 
-_DONE, _RUNNING, _PARKED = Status.DONE, Status.RUNNING, Status.PARKED
+_DONE, _RUNNING = Status.DONE, Status.RUNNING
 """Names that cost one look-up in the loops below."""
 
 
@@ -32,8 +33,7 @@ class Applier:
         worker.in_flight.popleft()
         for attachment in self._state.attachments.values():
             attachment.outbox.begin_step()
-        failed = {failure.row for failure in result.failures}
-        self._apply_rows(result, record, worker, failed, now)
+        self._apply_rows(result, record, worker, now)
         for row_scores in result.scores:
             self._deliver_scores(row_scores, record.rows[row_scores.row])
         for end in result.ends:
@@ -47,56 +47,72 @@ class Applier:
             if sequence.status is _RUNNING:
                 worker.cache.distrust(sequence)
             self._ending.fail(sequence.request, Failure(row_failure.code, row_failure.message), now)
-        for sequence in record.rows:
-            # A victim whose last result this was can be computed again.
-            if sequence.status is _PARKED and not sequence.in_flight:
+        worker.applied = record.step
+        for sequence in list(self._state.parked.values()):
+            if sequence.last_step <= record.step:
+                # A victim whose last result this was can be computed again.
                 del self._state.parked[sequence.number]
                 requeue(self._state, sequence)
 
-    def _apply_rows(
-        self, result: StepResult, record: InFlight, worker: Worker, failed: set[int], now: float
-    ) -> None:
+    def _apply_rows(self, result: StepResult, record: InFlight, worker: Worker, now: float) -> None:
+        """The loop that costs most: it runs for every row of every step."""
+        failed = {failure.row for failure in result.failures}
+        token_ids = result.token_ids
+        outbox: Outbox | None = None
+        start = output = recomputed = row = 0
+        for sequence, num_tokens, num_samples, computed, count in zip(
+            record.rows,
+            record.num_tokens,
+            record.num_samples,
+            result.num_computed_tokens,
+            result.num_output_tokens,
+            strict=True,
+        ):
+            row += 1
+            status = sequence.status
+            if status is _DONE or (failed and row - 1 in failed):
+                start += count
+                continue
+            before = sequence.computed
+            sequence.computed = computed
+            if before < sequence.high_water:
+                recomputed += min(computed, sequence.high_water) - before
+            if count:
+                if sequence.outbox is not outbox:
+                    outbox = sequence.outbox
+                    fresh = outbox.fresh
+                    add_stream, add_offset = fresh.stream_ids.append, fresh.offsets.append
+                    add_count, add_id = fresh.counts.append, fresh.token_ids.append
+                total = sequence.total
+                add_stream(sequence.stream_id)
+                add_offset(total - sequence.prompt_len)
+                add_count(count)
+                sequence.total = total + count
+                if count == 1:
+                    token = token_ids[start]
+                    add_id(token)
+                    sequence.tokens.append(token)
+                else:
+                    ids = token_ids[start : start + count]
+                    fresh.token_ids.extend(ids)
+                    sequence.tokens.extend(ids)
+                start += count
+                output += count
+                sequence.last_token_at = now
+                if not sequence.first_token_at:
+                    sequence.first_token_at = now
+                    self._observer.first_token(sequence.request, now)
+            if computed >= sequence.next_full and status is _RUNNING:
+                worker.cache.confirm(sequence)
+            if computed != before + num_tokens or count != num_samples:
+                # Less than the plan allowed for: the next plan starts from what is true.
+                sequence.reserved -= before + num_tokens - computed
+                sequence.known -= num_samples - count
         totals = self._state.totals
         totals.steps += 1
         totals.computed_tokens += sum(record.num_tokens)
-        computed_after, counts, token_ids = (
-            result.num_computed_tokens,
-            result.num_output_tokens,
-            result.token_ids,
-        )
-        start = 0
-        for row, sequence in enumerate(record.rows):
-            count = counts[row]
-            end = start + count
-            sequence.in_flight -= 1
-            sequence.pending -= record.num_tokens[row]
-            sequence.pending_samples -= record.num_samples[row]
-            status = sequence.status
-            if status is _DONE or row in failed:
-                start = end
-                continue
-            computed = computed_after[row]
-            if sequence.computed < sequence.high_water:
-                totals.recomputed_tokens += min(computed, sequence.high_water) - sequence.computed
-            sequence.computed = computed
-            if count:
-                batch = sequence.outbox.batch()
-                batch.stream_ids.append(sequence.stream_id)
-                batch.offsets.append(sequence.total - sequence.prompt_len)
-                batch.counts.append(count)
-                ids = token_ids[start:end]
-                batch.token_ids.extend(ids)
-                sequence.tokens.extend(ids)
-                sequence.total += count
-                totals.output_tokens += count
-                request = sequence.request
-                request.last_token_at = now
-                if not request.first_token_at:
-                    request.first_token_at = now
-                    self._observer.first_token(request, now)
-            if status is _RUNNING and computed >= sequence.next_full:
-                worker.cache.confirm(sequence)
-            start = end
+        totals.output_tokens += output
+        totals.recomputed_tokens += recomputed
 
     def _deliver_scores(self, row_scores: RowScores, sequence: Sequence) -> None:
         """Hand scores on, without those that an earlier run of the sequence has delivered."""
@@ -129,14 +145,24 @@ def _check(result: StepResult, worker: Worker) -> InFlight:
     for row in (*ended, *failed, *(scored.row for scored in result.scores)):
         if not 0 <= row < rows:
             raise WorkerProtocolError(f"step {result.step} speaks of row {row} of {rows}")
-    computed, counts = result.num_computed_tokens, result.num_output_tokens
-    num_tokens, num_samples = record.num_tokens, record.num_samples
-    for row, sequence in enumerate(record.rows):
+    rows_of_result = zip(
+        record.rows,
+        record.num_tokens,
+        record.num_samples,
+        result.num_computed_tokens,
+        result.num_output_tokens,
+        strict=True,
+    )
+    for row, (sequence, num_tokens, num_samples, computed, count) in enumerate(rows_of_result):
         if (
-            computed[row] != sequence.computed + num_tokens[row]
-            or counts[row] != num_samples[row]
-            or computed[row] >= sequence.last_needed
-        ) and not (sequence.status is _DONE or row in failed):
+            (
+                computed != sequence.computed + num_tokens
+                or count != num_samples
+                or computed >= sequence.last_needed
+            )
+            and sequence.status is not _DONE
+            and row not in failed
+        ):
             _check_unusual(sequence, row, row in ended, record, result)
     return record
 

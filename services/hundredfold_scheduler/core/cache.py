@@ -54,7 +54,7 @@ class Cache:
         for block in hits:
             self.pool.hold(block)
         sequence.blocks = list(hits)
-        sequence.capacity = sequence.computed = len(hits) * self.block_size
+        sequence.capacity = sequence.computed = sequence.reserved = len(hits) * self.block_size
         sequence.next_full = sequence.capacity + self.block_size
         sequence.promised = promised
         self.promised += promised

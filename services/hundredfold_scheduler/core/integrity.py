@@ -78,12 +78,12 @@ def _check_requests(state: State) -> None:
 def _check_slots(state: State, worker: Worker) -> None:
     slots = [*worker.slots.free_slots(), *(sequence.slot for sequence in state.running.values())]
     _expect(sorted(slots) == list(range(worker.slots.count)), "a slot is held twice or by nobody")
-    for sequence in (*state.running.values(), *state.parked.values()):
-        named = sum(record.rows.count(sequence) for record in worker.in_flight)
-        _expect(
-            named == sequence.in_flight,
-            f"sequence {sequence.number} is in {named} plans, not {sequence.in_flight}",
-        )
+    named = {id(sequence): record.step for record in worker.in_flight for sequence in record.rows}
+    for sequence in state.running.values():
+        last = named.get(id(sequence), sequence.last_step)
+        _expect(sequence.last_step == last, f"sequence {sequence.number} does not know of plan {last}")
+    for sequence in state.parked.values():
+        _expect(sequence.last_step > worker.applied, f"sequence {sequence.number} waits for no result")
 
 
 def _check_blocks(state: State, cache: Cache) -> None:
@@ -114,7 +114,7 @@ def _check_table(sequence: Sequence, cache: Cache) -> None:
     table, size = sequence.blocks, cache.block_size
     _expect(len(set(table)) == len(table), f"sequence {sequence.number} holds a block twice")
     _expect(sequence.capacity == len(table) * size, f"sequence {sequence.number} miscounts its capacity")
-    unused = len(table) * size - sequence.computed - sequence.pending
+    unused = len(table) * size - sequence.reserved
     _expect(0 <= unused < size, f"sequence {sequence.number} holds {unused} slots that nothing needs")
 
 

@@ -60,7 +60,8 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._fresh = OutputBatch()
+        self.fresh = OutputBatch()
+        """Where the running step's rows are appended, one per request at most."""
         self._rows: dict[int, tuple[int, array[int]]] = {}
         """Stream id to offset and ids."""
         self._folded_bytes = 0
@@ -70,7 +71,7 @@ class Outbox:
     @property
     def nbytes(self) -> int:
         """About what waits to be sent."""
-        fresh = self._fresh
+        fresh = self.fresh
         return (
             self._folded_bytes
             + self._extra_bytes
@@ -79,37 +80,33 @@ class Outbox:
         )
 
     def __bool__(self) -> bool:
-        return bool(self._fresh) or bool(self._rows)
+        return bool(self.fresh) or bool(self._rows)
 
     def begin_step(self) -> None:
         """The rows added from here on belong to a new step."""
-        if self._fresh.stream_ids:
+        if self.fresh.stream_ids:
             self._fold()
-
-    def batch(self) -> OutputBatch:
-        """Where the running step's rows are appended, one per request at most."""
-        return self._fresh
 
     def add_scores(self, stream_id: int, scores: Scores) -> None:
         """Scores of a request that asked."""
-        self._fresh.scores.append((stream_id, scores))
+        self.fresh.scores.append((stream_id, scores))
         self._extra_bytes += scores.nbytes
 
     def add_finished(self, finished: FinishedChoice) -> None:
         """The end of a choice."""
-        self._fresh.finished.append(finished)
+        self.fresh.finished.append(finished)
         self._extra_bytes += _NOTICE_BYTES
 
     def add_failed(self, stream_id: int, failure: Failure) -> None:
         """The end of a request that failed or was refused."""
-        self._fresh.failed.append((stream_id, failure))
+        self.fresh.failed.append((stream_id, failure))
         self._extra_bytes += _NOTICE_BYTES + len(failure.message)
 
     def drain(self) -> OutputBatch:
         """Take all that waits."""
         if self._rows:
             self._fold()
-            batch = self._fresh
+            batch = self.fresh
             for stream_id, (offset, ids) in self._rows.items():
                 batch.stream_ids.append(stream_id)
                 batch.offsets.append(offset)
@@ -117,7 +114,7 @@ class Outbox:
                 batch.token_ids.extend(ids)
             self._rows = {}
             self._folded_bytes = 0
-        batch, self._fresh = self._fresh, OutputBatch()
+        batch, self.fresh = self.fresh, OutputBatch()
         self._extra_bytes = 0
         return batch
 
@@ -126,7 +123,7 @@ class Outbox:
         if not self:
             return
         self.truncate(stream_id, 0)
-        fresh = self._fresh
+        fresh = self.fresh
         if fresh.scores:
             fresh.scores = [pair for pair in fresh.scores if pair[0] != stream_id]
             self._recount_extra()
@@ -151,12 +148,12 @@ class Outbox:
         """The stream id with most bytes unread, or ``None`` when no request has any."""
         self._fold()
         sizes = {stream_id: _TOKEN_BYTES * len(ids) for stream_id, (_, ids) in self._rows.items()}
-        for stream_id, scores in self._fresh.scores:
+        for stream_id, scores in self.fresh.scores:
             sizes[stream_id] = sizes.get(stream_id, 0) + scores.nbytes
         return max(sizes, key=sizes.__getitem__) if sizes else None
 
     def _fold(self) -> None:
-        fresh = self._fresh
+        fresh = self.fresh
         if not fresh.stream_ids:
             return
         rows = self._rows
@@ -174,7 +171,7 @@ class Outbox:
         fresh.stream_ids, fresh.offsets, fresh.counts, fresh.token_ids = [], [], [], []
 
     def _recount_extra(self) -> None:
-        fresh = self._fresh
+        fresh = self.fresh
         self._extra_bytes = (
             sum(scores.nbytes for _, scores in fresh.scores)
             + _NOTICE_BYTES * (len(fresh.finished) + len(fresh.failed))

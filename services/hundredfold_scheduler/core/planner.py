@@ -1,4 +1,4 @@
-"""Makes the next plan: computed tokens chase total tokens under one budget, running sequences before waiting
+"""Makes the next plan: computed tokens chase total ones under one budget, running sequences before waiting
 ones.
 """
 
@@ -27,8 +27,12 @@ class Planner:
         self._state = state
         self._admission = admission
         self._preemption = preemption
+        self._step = 0
         self._budget = 0
         self._rows: list[Sequence] = []
+        self._num_tokens: list[int] = []
+        self._num_samples: list[int] = []
+        self._grown: list[Sequence] = []
         self._new: list[Sequence] = []
         self._short_of_memory = False
         """A running sequence had to wait or to give way in this plan."""
@@ -37,52 +41,70 @@ class Planner:
 
     def plan(self, worker: Worker, now: float) -> StepPlan | None:
         """The next step, or ``None`` when nothing can be done before a result or a request comes in."""
+        self._step = worker.planned + 1
         self._budget = worker.limits.max_num_batched_tokens
-        self._rows, self._new = [], []
+        self._rows, self._num_tokens, self._num_samples = [], [], []
+        self._grown, self._new = [], []
         self._short_of_memory = False
         for sequence in self._plan_decodes(worker):
             self._plan_prefill(sequence, worker)
-        if not self._short_of_memory:
-            self._admit(worker, now)
-        rows = self._rows
         if self._short_of_memory:
-            # A row that was planned early may have given way to a later one.
-            rows = [s for s in rows if s.status is _RUNNING]
-        if not rows and (worker.in_flight or not worker.slots.any_to_release):
+            self._drop_victims()
+        else:
+            self._admit(worker, now)
+        if not self._rows and (worker.in_flight or not worker.slots.any_to_release):
             return None
-        return self._commit(worker, rows, now)
+        return self._write_down(worker, now)
 
     def _plan_decodes(self, worker: Worker) -> list[Sequence]:
-        """Plan every running sequence that has one token to compute; returns those that have more."""
-        rows = self._rows
-        prefills = []
+        """Plan every running sequence that has one token to compute; returns those that have more.
+
+        The loop that costs most: it runs for every sequence in every step.
+        """
+        step = self._step
+        rows: list[Sequence] = []
+        prefills: list[Sequence] = []
         for sequence in list(self._state.running.values()):
-            reserved = sequence.computed + sequence.pending
-            left = min(sequence.total + sequence.pending_samples, sequence.last_needed) - reserved
-            if left == 1:
-                if sequence.capacity > reserved or self._make_room(sequence, reserved + 1, worker):
-                    sequence.chunk = 1
-                    rows.append(sequence)
-            elif left > 1:
+            reserved, known = sequence.reserved, sequence.known
+            if reserved >= sequence.last_needed:
+                continue
+            if known - reserved != 1:
                 prefills.append(sequence)
+                continue
+            if sequence.capacity <= reserved and not self._make_room(sequence, reserved + 1, worker):
+                continue
+            sequence.reserved = known
+            sequence.known = known + 1
+            sequence.last_step = step
+            rows.append(sequence)
+        self._rows = rows
+        self._num_tokens = [1] * len(rows)
+        self._num_samples = [1] * len(rows)
         self._budget -= len(rows)
         return prefills
 
     def _plan_prefill(self, sequence: Sequence, worker: Worker) -> None:
-        """Plan the next chunk of a running sequence's known tokens."""
+        """Plan the next chunk of a running sequence's known tokens, as much as budget and memory allow."""
         if sequence.status is not _RUNNING or self._budget <= 0:
             return
-        reserved = sequence.computed + sequence.pending
-        left = min(sequence.total + sequence.pending_samples, sequence.last_needed) - reserved
-        chunk = min(left, self._budget)
-        if worker.cache.room(sequence) > reserved:
-            chunk = min(chunk, worker.cache.room(sequence) - reserved)
-        else:
-            chunk = 1
+        reserved = sequence.reserved
+        chunk = min(self._left(sequence), self._budget, max(1, worker.cache.room(sequence) - reserved))
         if self._make_room(sequence, reserved + chunk, worker):
-            sequence.chunk = chunk
-            self._rows.append(sequence)
-            self._budget -= chunk
+            self._add_row(sequence, chunk)
+
+    def _add_row(self, sequence: Sequence, chunk: int) -> None:
+        sequence.reserved += chunk
+        samples = int(sequence.reserved == sequence.known)
+        sequence.known += samples
+        sequence.last_step = self._step
+        self._rows.append(sequence)
+        self._num_tokens.append(chunk)
+        self._num_samples.append(samples)
+        self._budget -= chunk
+
+    def _left(self, sequence: Sequence) -> int:
+        """Tokens that could be computed next; the last token of an answer never is."""
+        return min(sequence.known, sequence.last_needed) - sequence.reserved
 
     def _make_room(self, sequence: Sequence, num_tokens: int, worker: Worker) -> bool:
         """Let the sequence's table hold ``num_tokens``, if need be at others' cost; false when it has to wait
@@ -95,9 +117,18 @@ class Planner:
             victim = self._preemption.next_victim(sequence)
             if victim is None:
                 return False
-            self._budget += victim.chunk
             self._preemption.preempt(victim)
+        if sequence.told_blocks < len(sequence.blocks):
+            self._grown.append(sequence)
         return True
+
+    def _drop_victims(self) -> None:
+        """A row that was planned early may have given way to a later one."""
+        kept = [row for row, sequence in enumerate(self._rows) if sequence.status is _RUNNING]
+        self._rows = [self._rows[row] for row in kept]
+        self._num_tokens = [self._num_tokens[row] for row in kept]
+        self._num_samples = [self._num_samples[row] for row in kept]
+        self._grown = [sequence for sequence in self._grown if sequence.status is _RUNNING]
 
     def _admit(self, worker: Worker, now: float) -> None:
         """Seat waiting sequences in their order while seats, budget and memory last."""
@@ -105,13 +136,8 @@ class Planner:
         waiting = state.waiting
         if not self._can_admit(worker):
             return
-        look = (waiting.version, worker.cache.num_unpromised - self._admission.headroom())
-        if (
-            self._stuck is not None
-            and state.running
-            and self._stuck[0] == look[0]
-            and self._stuck[1] >= look[1]
-        ):
+        version, room = waiting.version, worker.cache.num_unpromised - self._admission.headroom()
+        if self._stuck is not None and state.running and self._stuck[0] == version and self._stuck[1] >= room:
             return
         passed_over: list[Sequence] = []
         for _ in range(MAX_CANDIDATES):
@@ -119,9 +145,8 @@ class Planner:
             if sequence is None:
                 break
             if self._admission.try_admit(sequence, worker, self._budget, now) is Verdict.ADMITTED:
-                self._rows.append(sequence)
                 self._new.append(sequence)
-                self._budget -= sequence.chunk
+                self._add_row(sequence, min(self._left(sequence), self._budget))
                 if passed_over:
                     passed_over[0].bypassed += 1
             else:
@@ -132,7 +157,7 @@ class Planner:
                 break
         for sequence in passed_over:
             waiting.restore(sequence)
-        self._stuck = look if passed_over and not self._new else None
+        self._stuck = (version, room) if passed_over and not self._new else None
 
     def _can_admit(self, worker: Worker) -> bool:
         running = self._state.running
@@ -141,30 +166,22 @@ class Planner:
         # One that has to be alone is alone, once seated.
         return len(running) != 1 or not next(iter(running.values())).solo
 
-    def _commit(self, worker: Worker, rows: list[Sequence], now: float) -> StepPlan:
-        """Write the plan down, and in each sequence what it may become."""
-        worker.steps += 1
-        plan = StepPlan(worker.steps, released_slots=worker.slots.take_released())
-        for sequence in self._new:
-            plan.new_sequences.append(_introduce(sequence))
-        slots, num_tokens, num_samples = plan.slots, plan.num_tokens, []
-        for sequence in rows:
-            chunk = sequence.chunk
-            sequence.chunk = 0
-            sequence.pending += chunk
-            sequence.in_flight += 1
-            samples = int(sequence.computed + sequence.pending == sequence.total + sequence.pending_samples)
-            sequence.pending_samples += samples
-            slots.append(sequence.slot)
-            num_tokens.append(chunk)
-            num_samples.append(samples)
-            blocks = sequence.blocks
-            if sequence.told_blocks < len(blocks):
-                plan.grown_slots.append(sequence.slot)
-                plan.grown_counts.append(len(blocks) - sequence.told_blocks)
-                plan.grown_block_ids.extend(blocks[sequence.told_blocks :])
-                sequence.told_blocks = len(blocks)
-        worker.in_flight.append(InFlight(worker.steps, rows, num_tokens, num_samples, now))
+    def _write_down(self, worker: Worker, now: float) -> StepPlan:
+        worker.planned = self._step
+        plan = StepPlan(
+            self._step,
+            released_slots=worker.slots.take_released(),
+            new_sequences=[_introduce(sequence) for sequence in self._new],
+            slots=[sequence.slot for sequence in self._rows],
+            num_tokens=self._num_tokens,
+        )
+        for sequence in self._grown:
+            blocks = sequence.blocks[sequence.told_blocks :]
+            plan.grown_slots.append(sequence.slot)
+            plan.grown_counts.append(len(blocks))
+            plan.grown_block_ids.extend(blocks)
+            sequence.told_blocks = len(sequence.blocks)
+        worker.in_flight.append(InFlight(self._step, self._rows, self._num_tokens, self._num_samples, now))
         return plan
 
 

@@ -37,11 +37,12 @@ class Preemption:
             raise ValueError("nothing runs without a worker")
         self._observer.preempted(sequence, sequence.computed, worker.cache.pool.num_available)
         self._ending.unseat(sequence)
-        sequence.chunk = 0
         sequence.started = True
         sequence.request.preemptions += 1
         state.totals.preemptions += 1
-        if sequence.in_flight:
+        # A row that it has in the plan that is being made, it loses again.
+        sequence.last_step = min(sequence.last_step, worker.planned)
+        if sequence.last_step > worker.applied:
             sequence.status = Status.PARKED
             state.parked[sequence.number] = sequence
         else:

@@ -81,8 +81,6 @@ class Request:
         "cached_tokens",
         "deadline",
         "first_step_at",
-        "first_token_at",
-        "last_token_at",
         "preemptions",
         "sequence",
         "submission",
@@ -96,9 +94,7 @@ class Request:
         self.cached_tokens = 0
         self.preemptions = 0
         self.first_step_at = 0.0
-        """0 until a step worked on it; the same for the two below."""
-        self.first_token_at = 0.0
-        self.last_token_at = 0.0
+        """0 until a step worked on it."""
         self.sequence = Sequence(self, number)
 
     @property
@@ -109,8 +105,8 @@ class Request:
     def account(self, now: float) -> Account:
         """What it took until now."""
         first_step = self.first_step_at or now
-        first_token = self.first_token_at or now
-        last_token = self.last_token_at or first_token
+        first_token = self.sequence.first_token_at or now
+        last_token = self.sequence.last_token_at or first_token
         return Account(
             cached_tokens=self.cached_tokens,
             queue_us=max(0, round((first_step - self.arrival) * 1e6)),
@@ -121,12 +117,11 @@ class Request:
 
 
 class Sequence:
-    """One run of tokens on its way through the worker. *Computed* tokens chase *total* tokens.
+    """One run of tokens on its way through the worker: *computed* tokens chase *total* tokens.
 
-    ::
-
-        0 ........ computed ........ computed+pending ........ total ........ total+pending_samples
-        |--- confirmed, final ---|--- planned, in flight ---|--- known, unplanned ---|--- being sampled ---|
+    What results have confirmed is ``computed`` and ``total``; what it may become by the steps in flight is
+    ``reserved`` and ``known``. ``computed <= reserved``, ``total <= known``, and the difference of the two is
+    what the next plan can compute. Blocks hold ``reserved`` tokens.
     """
 
     __slots__ = (
@@ -135,23 +130,24 @@ class Sequence:
         "bypassed",
         "capacity",
         "choice_index",
-        "chunk",
         "computed",
         "deaths",
         "end_total",
+        "first_token_at",
         "high_water",
-        "in_flight",
+        "known",
         "last_needed",
+        "last_step",
+        "last_token_at",
         "max_tokens",
         "next_full",
         "number",
         "outbox",
-        "pending",
-        "pending_samples",
         "promised",
         "prompt_len",
         "queue_entry",
         "request",
+        "reserved",
         "root_hash",
         "scored_to",
         "slot",
@@ -194,6 +190,9 @@ class Sequence:
         """Most tokens ever computed; below it, computing again is waste."""
         self.scored_to = 0
         """Position up to which scores were delivered."""
+        self.first_token_at = 0.0
+        """0 until there is one."""
+        self.last_token_at = 0.0
 
         self.block_hashes: list[bytes] = []
         """Hashes of its full blocks, as far as they were needed."""
@@ -213,14 +212,12 @@ class Sequence:
         self.next_full = 0
         """Computed tokens at which its next block is complete; set with the blocks."""
         self.computed = 0
-        self.pending = 0
-        """Tokens planned in steps that are in flight."""
-        self.pending_samples = 0
-        """Steps in flight that sample its next token."""
-        self.in_flight = 0
-        """Steps in flight that name it."""
-        self.chunk = 0
-        """Tokens in the plan that is being made."""
+        self.reserved = 0
+        """Tokens that may be computed once the steps in flight are done."""
+        self.known = self.total
+        """Tokens that there may be then; the worker knows their ids."""
+        self.last_step = 0
+        """The last plan that names it. Its blocks and slot are free for every later one."""
 
     def set_max_tokens(self, max_tokens: int) -> None:
         """Set the output limit and what follows from it."""

@@ -22,7 +22,7 @@ class InFlight:
     rows: list[Sequence]
     num_tokens: list[int]
     num_samples: list[int]
-    """1 for a row that reaches its last known token, else 0."""
+    """Ids that each row may bring: 1 when it reaches its last known token, else 0."""
     sent_at: float
 
 
@@ -34,8 +34,10 @@ class Worker:
     cache: Cache
     slots: Slots
     in_flight: deque[InFlight] = field(default_factory=deque)
-    steps: int = 0
-    """Plans made on this stream."""
+    planned: int = 0
+    """Number of the last plan made on this stream."""
+    applied: int = 0
+    """Number of the last result taken in."""
 
 
 @dataclass(slots=True)
