@@ -3,7 +3,7 @@
 from hundredfold.models.cache import cache_directory
 from hundredfold.models.catalog import CATALOG, DEFAULT_MODEL, CatalogModel
 from hundredfold.models.digest import fingerprint
-from hundredfold.models.download import pull
+from hundredfold.models.download import hub_models, pull
 from hundredfold.models.errors import CheckpointError, ModelError, ModelNotFound
 from hundredfold.models.files import ModelFiles
 from hundredfold.models.gguf_header import GgufMetadata, GgufTensor, gguf_metadata
@@ -30,6 +30,7 @@ __all__ = [
     "cache_directory",
     "fingerprint",
     "gguf_metadata",
+    "hub_models",
     "pull",
     "resolve",
     "safetensors_header",

@@ -169,3 +169,18 @@ def _wanted(repo: str, names: Sequence[str], file: str | None) -> list[str]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hub_models() -> list[tuple[str, int, Path]]:
+    """The Hugging Face models in the hub's cache: id, bytes on disk, directory."""
+    from huggingface_hub import scan_cache_dir  # slow to import, and only this needs it
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    models = [
+        (repo.repo_id, repo.size_on_disk, repo.repo_path) for repo in repos if repo.repo_type == "model"
+    ]
+    return sorted(models)
