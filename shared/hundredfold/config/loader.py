@@ -100,7 +100,9 @@ def _from_environment(cls: type[ServiceSettings], prefix: str, problems: list[Pr
     for variable in os.environ:
         unknown = variable.upper().startswith(prefix) and variable.upper() not in known
         if unknown and not _INJECTED.fullmatch(variable.upper().removeprefix(prefix)):
-            problems.append(Problem(variable, "is an unknown variable" + suggest(variable, known)))
+            name = variable.upper().removeprefix(prefix)  # the prefix alone would make all of them alike
+            near = suggest(name, (k.removeprefix(prefix) for k in known))
+            problems.append(Problem(variable, "is an unknown variable" + near.replace("'", f"'{prefix}", 1)))
     found = EnvSettingsSource(cls, env_prefix=prefix)()
     return {known.get(key.upper(), key): value for key, value in found.items()}
 

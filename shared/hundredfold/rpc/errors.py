@@ -12,8 +12,8 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 DETAILS_KEY = "grpc-status-details-bin"
 """Trailing metadata that carries the ``google.rpc.Status``."""
 
-_MAX_MESSAGE_CHARS = 1000
-_MAX_FIELD_CHARS = 200
+_MAX_MESSAGE_BYTES = 1000
+_MAX_FIELD_BYTES = 200
 
 
 class RequestError(Exception):
@@ -50,11 +50,11 @@ class RequestError(Exception):
 
 def to_status(error: RequestError) -> status_pb2.Status:
     """The error as ``google.rpc.Status`` with BadRequest and RetryInfo details."""
-    message = _cut(error.message, _MAX_MESSAGE_CHARS)
+    message = _cut(error.message, _MAX_MESSAGE_BYTES)
     status = status_pb2.Status(code=code_pb2.Code.Value(error.code.name), message=message)
     if error.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=_cut(error.field, _MAX_FIELD_CHARS), description=message
+            field=_cut(error.field, _MAX_FIELD_BYTES), description=message
         )
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
     if error.retry_after_s is not None:
@@ -84,5 +84,5 @@ def _details(error: grpc.aio.AioRpcError) -> list[Any]:
 
 def _cut(text: str, limit: int) -> str:
     """Statuses travel in headers, which are bounded; a message that quotes a value may not be."""
-    clean = text.encode("utf-8", "replace").decode()
-    return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+    encoded = text.encode("utf-8", "replace")
+    return encoded.decode() if len(encoded) <= limit else encoded[:limit].decode("utf-8", "ignore") + "…"

@@ -36,7 +36,7 @@ EXIT_FAILED = 1
 
 _TICK_S = 1.0
 _DRAIN_POLL_S = 0.05
-_LAST_WORDS_S = 1.0
+_LAST_WORDS_S = 0.2
 _CANCEL_S = 5.0
 _SAME_SIGNAL_S = 0.3
 _BACKSTOP_RPCS = 1024
@@ -160,21 +160,22 @@ class ServiceHost:
         )
         board = HealthBoard(self._add_services(server))
         health_pb2_grpc.add_HealthServicer_to_server(board.servicer, server)
-        self.addresses = tuple(listen(server, address) for address in self.settings.listen)
-        await board.publish(ready=self._ready and not self._stop_asked, alive=True)
-        if self._stop_asked:
-            self._stop.set()
         watch = asyncio.create_task(self._watch(board))
         try:
+            for address in self.settings.listen:
+                self.addresses = (*self.addresses, listen(server, address))
+            await board.publish(ready=self._ready and not self._stop_asked, alive=True)
+            if self._stop_asked:
+                self._stop.set()
             await server.start()
             log.info("listening", service=self.name, addresses=",".join(self.addresses))
             self.started.set()
             await self._stop.wait()
             await board.publish(ready=False, alive=True)
             self._book.draining = True
-            await self._drain()
-            self.drained.set()
-            await server.stop(_LAST_WORDS_S if self._exit_code == 0 else 0)
+            if await self._drain():
+                self.drained.set()
+                await server.stop(_LAST_WORDS_S)
         finally:
             watch.cancel()
             await self._close(server)
@@ -192,8 +193,8 @@ class ServiceHost:
             )
         return names
 
-    async def _drain(self) -> None:
-        """Wait until the room says that nothing runs and no finite call is open, or the grace is over."""
+    async def _drain(self) -> bool:
+        """Wait until nothing runs in the room and no finite call is open. False when the grace ends."""
         deadline = time.monotonic() + self._grace_s
         log.info("draining", service=self.name, running=self._control.running(), grace_s=self._grace_s)
         while self._control.running() > 0 or self._book.finite > 0:
@@ -202,11 +203,14 @@ class ServiceHost:
                 log.warning(
                     "grace is over, the rest is cancelled", service=self.name, calls=self._book.active
                 )
-                return
+                return False
             self._book.changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._book.changed.wait(), min(left, _DRAIN_POLL_S))
-            deadline = min(deadline, time.monotonic() + self._grace_s)
+            deadline = min(
+                deadline, time.monotonic() + self._grace_s
+            )  # a later stop may be in more of a hurry
+        return True
 
     async def _close(self, server: grpc.aio.Server) -> None:
         try:

@@ -22,13 +22,14 @@ def listen(server: grpc.aio.Server, address: str) -> str:
     if isinstance(parsed, UnixAddress):
         _listen_unix(server, parsed.path)
         return address
+    _refuse_taken(address, parsed)
     host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
     try:
         port = server.add_insecure_port(f"{host}:{parsed.port}")
     except RuntimeError:
         port = 0
     if port == 0:
-        raise StartError(f"cannot listen on {address}: {_why(parsed)}")
+        raise StartError(f"cannot listen on {address}: gRPC refused it")
     return f"{host}:{port}"
 
 
@@ -68,15 +69,14 @@ def _remove_stale(path: Path) -> None:
     raise StartError(f"cannot listen on unix:{path}: another process listens there")
 
 
-def _why(address: TcpAddress) -> str:
-    """Ask the system directly: gRPC does not tell."""
+def _refuse_taken(address: str, parsed: TcpAddress) -> None:
+    """Ask the system first: gRPC says that it failed, not why."""
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            parsed.host, parsed.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(target)
     except OSError as error:
-        return (error.strerror or str(error)).lower()
-    return "gRPC refused it"
+        raise StartError(f"cannot listen on {address}: {(error.strerror or str(error)).lower()}") from None

@@ -34,7 +34,8 @@ def channel_options(max_message_bytes: int) -> Options:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # Despite its name the time that one attempt may take: a busy machine needs more than the backoff.
+        ("grpc.min_reconnect_backoff_ms", 5_000),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         # Neighbours are never behind a proxy, and http_proxy is set on many machines.
         ("grpc.enable_http_proxy", 0),
