@@ -50,6 +50,8 @@ class Sampler:
             tokens_of: known ids of a slot.
         """
         table = self._table
+        if not len(slots):
+            return Sampled(np.zeros(0, dtype=np.int64), {}, {})
         limits = table.vocab_limit[slots]
         everyone = np.arange(len(slots))
         token_ids, values = self._drawer.likeliest(logits, everyone, limits)

@@ -1,0 +1,63 @@
+"""Collects what became of each row of a plan, whatever order the rows were computed in."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hundredfold_worker.engine.plan import (
+    EndReason,
+    Ints,
+    RowEnd,
+    RowFailure,
+    RowScores,
+    StepPlan,
+    StepResult,
+)
+from hundredfold_worker.engine.slots import OVER, SlotTable
+from hundredfold_worker.failures import RequestFailure
+
+
+class Outcome:
+    """A step's result in the making. Rows are the plan's rows."""
+
+    def __init__(self, plan: StepPlan, table: SlotTable) -> None:
+        self._plan = plan
+        self._table = table
+        self._num_outputs: Ints = np.zeros(len(plan.slots), dtype=np.int64)
+        self._token_ids: Ints = np.zeros(len(plan.slots), dtype=np.int64)
+        self._ends: list[RowEnd] = []
+        self._failures: list[RowFailure] = []
+        self._scores: list[RowScores] = []
+
+    def sampled(self, rows: Ints, token_ids: Ints) -> None:
+        """Each row has a new output id."""
+        self._num_outputs[rows] = 1
+        self._token_ids[rows] = token_ids
+
+    def ended(self, row: int, reason: EndReason, stop_token_id: int | None = None) -> None:
+        """A row's sequence is complete."""
+        self._table.state[self._plan.slots[row]] = OVER
+        self._ends.append(RowEnd(row, reason, stop_token_id))
+
+    def failed(self, row: int, failure: RequestFailure) -> None:
+        """A row's sequence cannot go on."""
+        self._table.state[self._plan.slots[row]] = OVER
+        self._failures.append(RowFailure(row, failure))
+
+    def scored(self, scores: RowScores) -> None:
+        """Scores of a row; those of one row come in the order of their positions."""
+        self._scores.append(scores)
+
+    def result(self, step_us: int, idle_us: int) -> StepResult:
+        """The result."""
+        return StepResult(
+            step=self._plan.step,
+            num_computed=self._table.computed[self._plan.slots],
+            num_outputs=self._num_outputs,
+            token_ids=self._token_ids[self._num_outputs > 0],
+            ends=tuple(self._ends),
+            failures=tuple(self._failures),
+            scores=tuple(self._scores),
+            step_us=step_us,
+            idle_us=idle_us,
+        )

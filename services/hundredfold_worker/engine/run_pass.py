@@ -1,0 +1,152 @@
+"""One pass: batch, forward, sampling and prompt scores, and only then the change of the slots."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hundredfold_worker.engine.batch import build_batch, send
+from hundredfold_worker.engine.outcome import Outcome
+from hundredfold_worker.engine.passes import Pass, num_scored
+from hundredfold_worker.engine.plan import EndReason, Ints, RowScores
+from hundredfold_worker.engine.slots import SlotTable
+from hundredfold_worker.failures import FailureCode, RequestFailure
+from hundredfold_worker.model import LoadedModel, PagedCache
+from hundredfold_worker.sampling.logprobs import score_tokens
+from hundredfold_worker.sampling.sampler import Sampled, Sampler
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds spent so far, by part of a step."""
+
+    batch_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+    commit_s: float = 0.0
+    total_s: float = 0.0
+    """Whole steps; what the parts do not cover is applying plans and collecting results."""
+
+
+class PassRunner:
+    """Runs passes of one model over one cache and one table."""
+
+    def __init__(self, model: LoadedModel, cache: PagedCache, table: SlotTable) -> None:
+        self._model = model
+        self._cache = cache
+        self._table = table
+        self._sampler = Sampler(table.sampling, model.device)
+        self.times = StepTimes()
+
+    def run(self, part: Pass, outcome: Outcome) -> None:
+        """Compute the pass. Whatever raises does so before a slot has changed: it can be tried again."""
+        table, times = self._table, self.times
+        begun = time.perf_counter()
+        batch = build_batch(table, part.slots, part.takes, self._model.device)
+        complete = table.computed[part.slots] + part.takes == table.length[part.slots]
+        num_outputs = table.num_outputs(part.slots)
+        draws = complete & (num_outputs < table.sampling.max_tokens[part.slots])
+        scored = num_scored(table, part.slots, part.takes)
+        drawn = np.flatnonzero(draws)
+        logits_at = (batch.starts + part.takes - 1)[drawn]
+        if scored.any():
+            logits_at = np.concatenate([logits_at, _run_lengths(batch.starts, scored)])
+        built = time.perf_counter()
+        logits = self._model.forward(
+            batch.token_ids, batch.attention, self._cache, send(logits_at, self._model.device)
+        )
+        forwarded = time.perf_counter()
+        sampled = self._sampler.sample(
+            logits[: len(drawn)], part.slots[drawn], num_outputs[drawn], table.tokens_of
+        )
+        failed = {int(drawn[i]): failure for i, failure in sampled.failures.items()}
+        scores = self._score_prompts(part, scored, logits[len(drawn) :], failed) if scored.any() else []
+        scores += [
+            RowScores(int(part.rows[drawn[i]]), int(table.length[part.slots[drawn[i]]]), found)
+            for i, found in sampled.scores.items()
+        ]
+        sampled_at = time.perf_counter()
+        self._report(part, failed, scores, outcome)
+        self._commit(part, failed, complete, draws, sampled, outcome)
+        times.batch_s += built - begun
+        times.forward_s += forwarded - built
+        times.sample_s += sampled_at - forwarded
+        times.commit_s += time.perf_counter() - sampled_at
+
+    def _score_prompts(
+        self, part: Pass, scored: Ints, logits: Tensor, failed: dict[int, RequestFailure]
+    ) -> list[RowScores]:
+        """Score prompts; ``logits`` holds each row's scored positions, one row after the other."""
+        table = self._table
+        found: list[RowScores] = []
+        start = 0
+        for i in np.flatnonzero(scored).tolist():
+            slot, count = int(part.slots[i]), int(scored[i])
+            first = int(table.computed[slot]) + 1
+            scores = score_tokens(
+                logits,
+                np.arange(start, start + count),
+                table.ids[slot, first : first + count].astype(np.int64),
+                int(table.sampling.vocab_limit[slot]),
+                int(table.sampling.prompt_logprobs[slot]),
+            )
+            start += count
+            found.append(RowScores(int(part.rows[i]), first, scores))
+            if not np.isfinite(scores.logprobs).all():
+                failed.setdefault(i, RequestFailure(FailureCode.INTERNAL, "non-finite logits in the prompt"))
+        return found
+
+    def _report(
+        self, part: Pass, failed: dict[int, RequestFailure], scores: list[RowScores], outcome: Outcome
+    ) -> None:
+        for i, failure in failed.items():
+            outcome.failed(int(part.rows[i]), _with_position(failure, self._table, int(part.slots[i])))
+        rows_failed = {int(part.rows[i]) for i in failed}
+        for found in scores:
+            if found.row not in rows_failed:
+                outcome.scored(found)
+
+    def _commit(
+        self,
+        part: Pass,
+        failed: dict[int, RequestFailure],
+        complete: NDArray[np.bool_],
+        draws: NDArray[np.bool_],
+        sampled: Sampled,
+        outcome: Outcome,
+    ) -> None:
+        table, sampling = self._table, self._table.sampling
+        good = np.ones(len(part.rows), dtype=np.bool_)
+        good[list(failed)] = False
+        table.computed[part.slots[good]] += part.takes[good]
+        kept = draws & good
+        rows, slots, token_ids = part.rows[kept], part.slots[kept], sampled.token_ids[good[draws]]
+        table.append(slots, token_ids)
+        outcome.sampled(rows, token_ids)
+        stops = sampling.is_stop(slots, token_ids)
+        full = table.num_outputs(slots) >= sampling.max_tokens[slots]
+        for i in np.flatnonzero(stops | full).tolist():
+            if stops[i]:
+                outcome.ended(int(rows[i]), EndReason.STOP, int(token_ids[i]))
+            else:
+                outcome.ended(int(rows[i]), EndReason.LENGTH)
+        for row in part.rows[complete & ~draws & good].tolist():  # only scored, nothing to draw
+            outcome.ended(row, EndReason.LENGTH)
+
+
+def _run_lengths(starts: Ints, counts: Ints) -> Ints:
+    """``starts[i], starts[i] + 1, …`` for each row, ``counts[i]`` of them."""
+    ends = np.cumsum(counts)
+    flat: Ints = np.arange(int(ends[-1])) + np.repeat(starts - (ends - counts), counts)
+    return flat
+
+
+def _with_position(failure: RequestFailure, table: SlotTable, slot: int) -> RequestFailure:
+    if failure.code is not FailureCode.INTERNAL:
+        return failure
+    where = f"sequence {int(table.sequence_id[slot])}, position {int(table.computed[slot])} or after"
+    return RequestFailure(failure.code, f"{failure.message} ({where})")
