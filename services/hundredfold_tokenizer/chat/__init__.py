@@ -1,0 +1,1 @@
+"""Chat messages to a prompt, through the checkpoint's own template."""

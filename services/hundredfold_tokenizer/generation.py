@@ -1,0 +1,113 @@
+"""GenerationService: streams answers, or gives them whole, or ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from hundredfold.rpc import RequestError
+from hundredfold.v1 import generation_pb2 as pb
+from hundredfold.v1 import generation_pb2_grpc
+from hundredfold_tokenizer.door import Caller, Door
+from hundredfold_tokenizer.output.outbox import Item, Piece, PromptScores
+from hundredfold_tokenizer.output.pacing import Pacer
+from hundredfold_tokenizer.output.scores import ScoreWriter, TokenScore
+from hundredfold_tokenizer.requests.running import RunningRequest
+from hundredfold_tokenizer.validation.errors import invalid
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_INLINE_ENTRIES = 2000
+"""Score entries that are written at once; more of them would keep the event loop too long."""
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    """Answers through a ``Door``.
+
+    Args:
+        door: Admits requests.
+        pacer: Spreads messages to streams.
+        max_message_bytes: Largest reply.
+    """
+
+    def __init__(self, door: Door, pacer: Pacer, max_message_bytes: int) -> None:
+        self._door = door
+        self._pacer = pacer
+        self._max_message_bytes = max_message_bytes
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]
+        """See the contract."""
+        async with self._door.open(request, _caller(context), self._pacer) as running:
+            await context.write(pb.GenerateResponse(started=self._door.started(running)))
+            writer = self._writer(running)
+            while (item := await running.outbox.read()) is not None:
+                await context.write(await _event(item, running, writer))
+
+    async def GenerateOnce(
+        self, request: pb.GenerateOnceRequest, context: Context
+    ) -> pb.GenerateOnceResponse:
+        """See the contract."""
+        if request.request.HasField("resume"):
+            raise invalid("request.resume", "set", "is for streams only")
+        async with self._door.open(request.request, _caller(context), None) as running:
+            reply = pb.GenerateOnceResponse(started=self._door.started(running))
+            choice = reply.choices.add()
+            texts: list[str] = []
+            writer = self._writer(running)
+            while (item := await running.outbox.read()) is not None:
+                event = await _event(item, running, writer)
+                match event.WhichOneof("event"):
+                    case "delta":
+                        texts.append(event.delta.text)
+                        event.delta.ClearField("text")
+                        choice.content.MergeFrom(event.delta)
+                    case "prompt_logprobs":
+                        reply.prompt_logprobs.CopyFrom(event.prompt_logprobs)
+                    case "finished":
+                        choice.finished.CopyFrom(event.finished)
+            choice.content.text = "".join(texts)
+        size = reply.ByteSize()
+        if size > self._max_message_bytes:
+            raise RequestError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"the answer takes {size} bytes; the limit max_message_bytes is {self._max_message_bytes}",
+            )
+        return reply
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        """See the contract."""
+        self._door.registry.abort(request.request_id)
+        return pb.AbortResponse()
+
+    def _writer(self, running: RunningRequest) -> ScoreWriter:
+        table = self._door.vocabulary.table
+        skips = running.request.sampling.skip_special_tokens
+        return ScoreWriter(table, table.special if skips else frozenset())
+
+
+async def _event(item: Item, running: RunningRequest, writer: ScoreWriter) -> pb.GenerateResponse:
+    """An item of the outbox as the contract's event."""
+    if isinstance(item, Piece):
+        scores = await _write(writer, item.token_ids, item.scores) if item.scores else ()
+        delta = pb.Delta(index=item.index, text=item.text, token_ids=item.token_ids, logprobs=scores)
+        return pb.GenerateResponse(delta=delta)
+    if isinstance(item, PromptScores):
+        entries = await _write(writer, running.request.prompt[1:], item.scores)
+        first = pb.TokenLogprobs()  # nothing precedes the first token
+        return pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(tokens=[first, *entries]))
+    return pb.GenerateResponse(finished=item)
+
+
+async def _write(writer: ScoreWriter, token_ids: Any, scores: list[TokenScore]) -> list[pb.TokenLogprobs]:
+    entries = len(scores) * (1 + len(scores[0].top_ids)) if scores else 0
+    if entries <= _INLINE_ENTRIES:
+        return writer.write(token_ids, scores)
+    return await asyncio.to_thread(writer.write, token_ids, scores)
+
+
+def _caller(context: Context) -> Caller:
+    left = context.time_remaining()
+    return Caller(peer=context.peer(), time_left_s=left)

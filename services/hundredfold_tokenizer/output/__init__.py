@@ -1,0 +1,1 @@
+"""From token ids to text: detokenizing, stop strings, scores, delivery."""

@@ -1,0 +1,276 @@
+"""The one stream to the scheduler: carries all requests, comes back when it breaks, and submits them anew."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from hundredfold.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
+from hundredfold.rpc import RequestError
+from hundredfold.telemetry import get_logger
+from hundredfold_tokenizer.requests.demux import BadMessage, deliver
+from hundredfold_tokenizer.requests.running import RunningRequest
+from hundredfold_tokenizer.validation.request import ModelLimits
+
+log = get_logger(__name__)
+
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 2.0
+_WELCOME_S = 10.0
+_ACCOUNT_S = 2.0
+"""How long a request whose text a stop string ended waits for the scheduler's account of it."""
+
+_UNLIMITED_CACHE = 2**62
+_Message = scheduler_pb2.AttachRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How the stream stands.
+
+    Attributes:
+        attached: Whether the scheduler has welcomed us.
+        worker_ready: Whether it has a worker.
+        refusal: Why it refused us, empty if it did not.
+    """
+
+    attached: bool = False
+    worker_ready: bool = False
+    refusal: str = ""
+
+
+class Attachment:
+    """Requests that run, and the stream that carries them. Belongs to the event loop.
+
+    Args:
+        connect: Opens a channel to the scheduler; a new one each time, without the last one's backoff.
+        hello: Who we are.
+        grace_s: How long requests wait for a scheduler that is away.
+        on_change: Called whenever ``link`` has changed.
+        after_step: Called when a message's output has been handed out.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], grpc.aio.Channel],
+        hello: scheduler_pb2.AttachHello,
+        *,
+        grace_s: float,
+        on_change: Callable[[], None],
+        after_step: Callable[[], None],
+    ) -> None:
+        self.link = Link()
+        self.limits: ModelLimits | None = None
+        """Bounds of the model, once a worker was ever seen."""
+        self._connect = connect
+        self._hello = hello
+        self._grace_s = grace_s
+        self._on_change = on_change
+        self._after_step = after_step
+        self._live: dict[int, RunningRequest] = {}
+        self._next_id = 1
+        self._outgoing: deque[Callable[[], _Message | None]] = deque()
+        self._to_send = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._away_since = time.monotonic()
+        self._given_up = False
+
+    def __len__(self) -> int:
+        """Requests that the scheduler works on or will."""
+        return len(self._live)
+
+    def draw_id(self) -> int:
+        """A number for the next request."""
+        self._next_id += 1
+        return self._next_id - 1
+
+    async def model_limits(self) -> ModelLimits:
+        """The model's bounds; waits for the first worker, but not for ever.
+
+        Raises:
+            RequestError: UNAVAILABLE when there is no scheduler, or no worker, within the grace.
+        """
+        deadline = time.monotonic() + self._grace_s
+        while True:
+            self._check_reachable()
+            if self.limits is not None:
+                return self.limits
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise _unavailable("no worker has been ready yet")
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(min(left, 0.5)):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def submit(self, request: RunningRequest) -> None:
+        """Take a request on, now or as soon as the scheduler is back."""
+        if self._given_up:
+            request.fail(_unavailable("the scheduler cannot be reached"))
+            return
+        self._live[request.stream_id] = request
+        if self.link.attached:
+            self._send(partial(self._submission, request))
+
+    def release(self, request: RunningRequest) -> None:
+        """Let a request go; one that has not ended is dropped by the scheduler too."""
+        if self._live.pop(request.stream_id, None) is not None and request.finished is None:
+            self._send(partial(_cancel, request))
+
+    async def run(self) -> None:
+        """Keep the stream up until cancelled."""
+        backoff = _FIRST_BACKOFF_S
+        while True:
+            began = time.monotonic()
+            refusal, failure = "", "the scheduler closed the stream"
+            try:
+                await self._session()
+            except grpc.aio.AioRpcError as error:
+                failure = f"{error.code().name}: {error.details()}"
+                if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED):
+                    refusal = f"the scheduler refuses this tokenizer: {error.details()}"
+            except (BadMessage, TimeoutError) as error:
+                failure = str(error) or "the scheduler does not answer"
+            if self.link.attached or refusal != self.link.refusal:
+                log.warning(
+                    "not attached to the scheduler", reason=refusal or failure, requests=len(self._live)
+                )
+            self._detach(refusal)
+            if time.monotonic() - began > _MAX_BACKOFF_S:
+                backoff = _FIRST_BACKOFF_S
+            await self._rest(_MAX_BACKOFF_S if refusal else backoff)
+            backoff = min(2 * backoff, _MAX_BACKOFF_S)
+
+    async def _session(self) -> None:
+        """One stream from hello to its end."""
+        self._outgoing.clear()
+        async with self._connect() as channel:
+            stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            call = stub.Attach(self._messages())
+            try:
+                async with asyncio.timeout(_WELCOME_S):
+                    first = await call.read()
+                if first is grpc.aio.EOF or not first.HasField("welcome"):
+                    raise BadMessage("the scheduler did not begin with a welcome")
+                self._welcome(first.welcome)
+                self._resubmit()
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    if message.HasField("welcome"):
+                        self._welcome(message.welcome)
+                    else:
+                        self._take(message.outputs)
+            finally:
+                call.cancel()
+
+    async def _messages(self) -> AsyncIterator[_Message]:
+        yield _Message(hello=self._hello)
+        while True:
+            while self._outgoing:
+                message = self._outgoing.popleft()()
+                if message is not None:
+                    yield message
+            self._to_send.clear()
+            await self._to_send.wait()
+
+    def _send(self, message: Callable[[], _Message | None]) -> None:
+        if self.link.attached:
+            self._outgoing.append(message)
+            self._to_send.set()
+
+    def _welcome(self, welcome: scheduler_pb2.AttachWelcome) -> None:
+        if welcome.max_model_len:
+            self.limits = ModelLimits(
+                max_model_len=welcome.max_model_len,
+                vocab_size=welcome.vocab_size,
+                max_cache_tokens=welcome.max_cache_tokens or _UNLIMITED_CACHE,
+            )
+        if not self.link.attached:
+            log.info("attached to the scheduler", incarnation=welcome.incarnation, requests=len(self._live))
+        self._given_up = False
+        self._set_link(Link(attached=True, worker_ready=welcome.worker_ready))
+
+    def _resubmit(self) -> None:
+        for request in list(self._live.values()):
+            request.submitted = False
+            if request.settle():
+                del self._live[request.stream_id]
+            else:
+                self._send(partial(self._submission, request))
+
+    def _submission(self, request: RunningRequest) -> _Message | None:
+        if request.ended or request.stream_id not in self._live:
+            return None
+        request.submitted = True
+        return _Message(submit=request.submission(time.monotonic()))
+
+    def _take(self, outputs: scheduler_pb2.Outputs) -> None:
+        for stopped in deliver(outputs, self._live):
+            if not stopped.finish_sent:
+                stopped.finish_sent = True
+                self._send(partial(_finish, stopped))
+                asyncio.get_running_loop().call_later(_ACCOUNT_S, self._settle_late, stopped)
+        over = [done.stream_id for done in outputs.finished] + [failed.stream_id for failed in outputs.failed]
+        for stream_id in over:
+            request = self._live.get(stream_id)
+            if request is not None and request.ended:
+                del self._live[stream_id]
+        self._after_step()
+
+    def _settle_late(self, request: RunningRequest) -> None:
+        """The account does not come; the text is complete without it."""
+        if self._live.get(request.stream_id) is request and request.settle():
+            del self._live[request.stream_id]
+
+    def _detach(self, refusal: str) -> None:
+        if self.link.attached:
+            self._away_since = time.monotonic()
+        self._outgoing.clear()
+        self._set_link(Link(refusal=refusal))
+
+    def _set_link(self, link: Link) -> None:
+        changed, self.link = self.link != link, link
+        self._changed.set()
+        if changed:
+            self._on_change()
+
+    def _check_reachable(self) -> None:
+        if self.link.attached:
+            return
+        if self.link.refusal:
+            raise _unavailable(self.link.refusal)
+        if time.monotonic() - self._away_since >= self._grace_s:
+            raise _unavailable("the scheduler cannot be reached")
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait before the next attempt, and give up on waiting requests when the grace is over."""
+        await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
+        if self._given_up or time.monotonic() - self._away_since < self._grace_s:
+            return
+        self._given_up = True
+        for request in list(self._live.values()):
+            request.fail(_unavailable(f"the scheduler has been away for {self._grace_s:g} s"))
+        self._live.clear()
+        self._on_change()
+
+
+def _cancel(request: RunningRequest) -> _Message | None:
+    return _Message(cancel=scheduler_pb2.Cancel(stream_id=request.stream_id)) if request.submitted else None
+
+
+def _finish(request: RunningRequest) -> _Message | None:
+    finish = scheduler_pb2.Finish(stream_id=request.stream_id, index=0, kept_tokens=request.num_tokens)
+    return _Message(finish=finish)
+
+
+def _unavailable(reason: str) -> RequestError:
+    return RequestError(grpc.StatusCode.UNAVAILABLE, reason, retry_after_s=1.0)

@@ -1,0 +1,86 @@
+"""Hands what one scheduler message says to its requests; a fault ends only the request it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import grpc
+
+from hundredfold.internal.v1 import scheduler_pb2
+from hundredfold.rpc import RequestError
+from hundredfold.telemetry import get_logger
+from hundredfold_tokenizer.requests.running import RunningRequest
+
+log = get_logger(__name__)
+
+
+class BadMessage(Exception):
+    """The scheduler's message does not fit together; nothing it says can be trusted."""
+
+
+def deliver(outputs: scheduler_pb2.Outputs, live: Mapping[int, RunningRequest]) -> list[RunningRequest]:
+    """Give every row to its request; returns those whose text ended by a stop string and are not finished
+    yet.
+
+    Rows of requests that are not live (cancelled meanwhile) are dropped.
+
+    Raises:
+        BadMessage: The packed lists do not fit together.
+    """
+    rows = len(outputs.stream_ids)
+    indexes = outputs.indexes
+    token_ids = list(outputs.token_ids)
+    if (
+        len(outputs.counts) != rows
+        or len(outputs.offsets) != rows
+        or (indexes and len(indexes) != rows)
+        or sum(outputs.counts) != len(token_ids)
+    ):
+        raise BadMessage(f"{rows} rows with {len(outputs.counts)} counts of {len(token_ids)} ids")
+    for scored in outputs.scores:
+        request = live.get(scored.stream_id)
+        if request is not None:
+            _guard(request, lambda r=request, s=scored: r.take_scores(s.index, s.scores))  # type: ignore[misc]
+    matched: list[RunningRequest] = []
+    start = 0
+    for row, (stream_id, count, offset) in enumerate(
+        zip(outputs.stream_ids, outputs.counts, outputs.offsets, strict=True)
+    ):
+        end = start + count
+        request = live.get(stream_id)
+        if request is not None:
+            try:
+                request.take_tokens(indexes[row] if indexes else 0, offset, token_ids[start:end])
+            except Exception as error:
+                _fault(request, error)
+            if request.matched:
+                matched.append(request)
+        start = end
+    for done in outputs.finished:
+        request = live.get(done.stream_id)
+        if request is not None:
+            _guard(request, lambda r=request, d=done: r.take_finish(d))  # type: ignore[misc]
+    for failed in outputs.failed:
+        request = live.get(failed.stream_id)
+        if request is not None:
+            _guard(request, lambda r=request, f=failed: r.take_failure(f.failure))  # type: ignore[misc]
+    return [request for request in matched if not request.ended]
+
+
+def _guard(request: RunningRequest, step: Callable[[], None]) -> None:
+    try:
+        step()
+    except Exception as error:
+        _fault(request, error)
+
+
+def _fault(request: RunningRequest, error: Exception) -> None:
+    """What one row holds may not be what it should; that is this request's end and nobody else's."""
+    log.warning(
+        "the scheduler's output cannot be used",
+        request_id=request.request.envelope.request_id,
+        error=str(error),
+    )
+    request.fail(
+        RequestError(grpc.StatusCode.INTERNAL, "the scheduler's output for this request cannot be used")
+    )
