@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+PIECE = 1 << 20
+"""Elements of a quantized matrix that are computed at a time."""
+
 
 def dequantize(weight: CanonicalWeight, dtype: torch.dtype) -> Tensor:
     """The matrix [N, K] that a weight stands for, its input transform left aside.
@@ -37,7 +40,7 @@ def dequantize(weight: CanonicalWeight, dtype: torch.dtype) -> Tensor:
         case DenseWeight():
             return weight.weight.to(dtype)
         case GroupedIntWeight():
-            return _grouped(weight).to(dtype)
+            return _grouped_in_pieces(weight, dtype)
         case ChannelInt8Weight():
             return (weight.codes.float() * weight.scales.float()[:, None]).to(dtype)
         case Float8Weight():
@@ -70,15 +73,27 @@ def hadamard(size: int, like: Tensor) -> Tensor:
     return matrix / math.sqrt(size)
 
 
-def _grouped(weight: GroupedIntWeight) -> Tensor:
+def _grouped_in_pieces(weight: GroupedIntWeight, dtype: torch.dtype) -> Tensor:
+    """Some rows at a time, so that float32 copies of a large matrix never exist."""
+    rows = max(1, PIECE // weight.codes.shape[1])
+    zeros = weight.zeros
+    matrix = weight.scales.new_empty(weight.codes.shape, dtype=dtype)
+    for first in range(0, len(matrix), rows):
+        piece = slice(first, first + rows)
+        own_zeros = None if zeros is None else zeros[piece]
+        matrix[piece] = _grouped(weight, weight.codes[piece], weight.scales[piece], own_zeros)
+    return matrix
+
+
+def _grouped(weight: GroupedIntWeight, codes: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
     """float32: ``scale * (code - zero)`` or ``scale * code + zero``, in the order that formats define."""
-    codes, scales, zeros = weight.codes.float(), weight.scales.float(), weight.zeros
     columns, group = codes.shape[1], weight.group_size
+    values = codes.float()
     if zeros is not None and weight.zero is Zero.POINT:
-        codes = codes - _over_columns(zeros.float(), group, columns)
-    values = codes.mul_(_over_columns(scales, group, columns))
+        values = values - _over_columns(zeros.float(), group, columns)
+    values = values * _over_columns(scales.float(), group, columns)
     if zeros is not None and weight.zero is Zero.OFFSET:
-        values += _over_columns(zeros.float(), group, columns)
+        values = values + _over_columns(zeros.float(), group, columns)
     return values
 
 

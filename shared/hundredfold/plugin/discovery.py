@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import Distribution, EntryPoint, distributions
+from importlib.metadata import EntryPoint, distributions
 
 from hundredfold.plugin.records import PluginError
 
@@ -22,13 +21,19 @@ class Found:
 def find(group: str) -> list[Found]:
     """Entry points of ``group`` by name; nothing is imported. Of one distribution found twice, the first."""
     found: list[Found] = []
-    for distribution in _distinct():
+    seen: set[str] = set()
+    for distribution in distributions():
         try:
-            entry_points = distribution.entry_points
-            origin = f"{distribution.metadata['Name']} {distribution.version}"
-        except Exception:
+            points = [point for point in distribution.entry_points if point.group == group]
+            if not points:
+                continue  # before its metadata is parsed: there are many distributions
+            name, version = distribution.metadata["Name"], distribution.version
+        except Exception:  # somebody else's damaged metadata is no reason not to start
             continue
-        found.extend(Found(point, origin) for point in entry_points if point.group == group)
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if key not in seen:
+            seen.add(key)
+            found.extend(Found(point, f"{name} {version}") for point in points)
     return sorted(found, key=lambda f: (f.entry_point.name, f.distribution))
 
 
@@ -42,13 +47,3 @@ def refuse_duplicates(group: str, found: list[Found]) -> None:
             raise PluginError(
                 group, item.entry_point.name, both, "two plugins have this name; uninstall or deny one"
             )
-
-
-def _distinct() -> Iterator[Distribution]:
-    seen: set[str] = set()
-    for distribution in distributions():
-        name = distribution.metadata["Name"] if distribution.metadata is not None else None
-        key = re.sub(r"[-_.]+", "-", str(name)).lower()
-        if name and key not in seen:
-            seen.add(key)
-            yield distribution

@@ -109,7 +109,7 @@ def test_every_problem_is_named_with_its_origin(tmp_path: Path, monkeypatch: pyt
         tmp_path, "[scheduler]\nmax_num_seq = 3\nshare = true\n[schedular]\n[worker]\nwhatever = 1\n"
     )
     monkeypatch.setenv("HUNDREDFOLD_SCHEDULER_MAX_NUM_SEQS", "5000")
-    monkeypatch.setenv("HUNDREDFOLD_SCHEDULER_MODLE", "x")
+    monkeypatch.setenv("HUNDREDFOLD_SCHEDULER_SHRE", "x")
     with pytest.raises(ConfigError) as caught:
         load(Demo, file=file, flags={"mode": "slow", "peer": "a"})
     text = str(caught.value)
@@ -117,7 +117,7 @@ def test_every_problem_is_named_with_its_origin(tmp_path: Path, monkeypatch: pyt
     assert f"[scheduler] in {file}: key 'max_num_seq' is unknown (did you mean 'max_num_seqs'?)" in text
     assert f"[scheduler] in {file}: share = true: is a truth value where a number is wanted" in text
     assert (
-        "HUNDREDFOLD_SCHEDULER_MODLE: is an unknown variable (did you mean 'HUNDREDFOLD_SCHEDULER_MODEL'?)"
+        "HUNDREDFOLD_SCHEDULER_SHRE: is an unknown variable (did you mean 'HUNDREDFOLD_SCHEDULER_SHARE'?)"
         in text
     )
     assert (
