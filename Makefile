@@ -85,6 +85,14 @@ proto: $(PROTO_STAMP) ## regenerate the stubs from proto/
 proto-baseline: $(VENV)/.installed-test ## at a release: what `buf breaking` compares the public protos with
 	$(BIN)/buf build proto --path proto/$(PUBLIC_PROTO) --as-file-descriptor-set --exclude-source-info -o proto/baseline.binpb
 
+.PHONY: constraints
+constraints: ## pin today's versions of everything, to be tested and committed
+	$(PYTHON) -m venv --clear build/constraints
+	build/constraints/bin/python $(INSTALL) -e '.[all,test]'
+	{ head -n 1 constraints.txt; build/constraints/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } >build/constraints.txt
+	mv build/constraints.txt constraints.txt
+	rm -rf build/constraints
+
 .PHONY: docker-test
 docker-test: $(VENV)/.installed ## build the images, start the Compose stack in a real engine and talk to it
 	deploy/docker/test.sh
