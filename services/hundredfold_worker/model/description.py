@@ -5,6 +5,13 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+MAX_SIZE = 1 << 20
+MAX_HEADS = 1 << 12
+MAX_LAYERS = 1 << 12
+MAX_VOCABULARY = 1 << 24
+MAX_POSITIONS = 1 << 27
+# Above any real model; they keep a hostile configuration from costing memory before a tensor contradicts it.
+
 
 @enum.unique
 class RotaryStyle(enum.Enum):

@@ -3,23 +3,138 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from hundredfold_worker.model.loaded import LoadedModel, LoadOptions
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from hundredfold.models import ModelFiles
-    from hundredfold.plugin.registry import Registry
+from hundredfold.models import ModelFiles
+from hundredfold.models.errors import ModelError
+from hundredfold.plugin import AttentionBatch, KVCacheSpec
+from hundredfold.plugin.registry import Registry
+from hundredfold_worker.model.architectures import describe
+from hundredfold_worker.model.build import Builder, attention_spec
+from hundredfold_worker.model.cache import BackendCachePlanner, heads_of_cache
+from hundredfold_worker.model.checkpoint import open_checkpoint
+from hundredfold_worker.model.decoder import Decoder
+from hundredfold_worker.model.description import ModelDescription
+from hundredfold_worker.model.errors import ModelLoadError
+from hundredfold_worker.model.loaded import LoadedModel, LoadOptions, PagedCache, RuntimeReport
+from hundredfold_worker.model.precision import NAMES, choose_device, choose_dtype
+from hundredfold_worker.model.rotary import RotaryTable
+from hundredfold_worker.model.selection import (
+    KernelChooser,
+    choose_attention,
+    choose_kv_cache,
+    choose_quantization,
+)
+from hundredfold_worker.model.weights import WeightReader
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDecoder:
+    """A ``LoadedModel`` whose weights lie in this process."""
+
+    description: ModelDescription
+    runtime: RuntimeReport
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    decoder: Decoder
+
+    @property
+    def vocab_size(self) -> int:
+        """See ``LoadedModel``."""
+        return self.description.vocab_size
+
+    @property
+    def weight_bytes(self) -> int:
+        """See ``LoadedModel``."""
+        return self.runtime.weight_bytes
+
+    @property
+    def cache_planner(self) -> BackendCachePlanner:
+        """See ``LoadedModel``."""
+        return self.decoder.cache_planner
+
+    def forward(
+        self, token_ids: Tensor, batch: AttentionBatch, cache: PagedCache, logits_at: Tensor
+    ) -> Tensor:
+        """See ``LoadedModel``."""
+        return self.decoder.forward(token_ids, batch, cache, logits_at)
 
 
 def load_model(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Registry]) -> LoadedModel:
     """Load ``files`` layer by layer; at most the weights and one layer are in memory at any time.
 
     ``registries`` holds one registry for each plugin group, as ``all_registries`` gives them.
-
     Called on the thread that will run the model.
 
     Raises:
         ModelLoadError: the checkpoint or the options cannot be served.
     """
-    raise NotImplementedError
+    try:
+        return _load(files, options, registries)
+    except ModelError as error:
+        raise ModelLoadError(str(error)) from error
+    except OSError as error:
+        raise ModelLoadError(f"model '{files.name}' cannot be read: {error}") from error
+
+
+def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Registry]) -> LoadedDecoder:
+    if options.num_threads is not None:
+        if options.num_threads < 1:
+            raise ModelLoadError(f"num_threads is {options.num_threads}, the least is 1")
+        torch.set_num_threads(options.num_threads)
+    device, device_selection = choose_device(options.device)
+    dtype, dtype_selection = choose_dtype(options.dtype, device)
+    checkpoint = open_checkpoint(files)
+    model = describe(checkpoint)
+    description = model.description
+    max_model_len = _max_model_len(options, description)
+    method, quantization_selection = choose_quantization(registries, checkpoint.info, options.quantization)
+    kv_heads, head_dim = heads_of_cache(description)
+    spec = KVCacheSpec(description.num_layers, kv_heads, head_dim, options.block_size, device, dtype)
+    encoding, kv_selection = choose_kv_cache(registries, spec, options.kv_cache_dtype)
+    layers = [attention_spec(a) for a in dict.fromkeys(layer.attention for layer in description.layers)]
+    attention, attention_selection = choose_attention(registries, layers, spec, encoding, options.attention)
+    kernels = KernelChooser(registries, options.kernels, device, dtype)
+    reader = WeightReader(checkpoint, method, model.names)
+    builder = Builder(model, reader, kernels, device, dtype)
+    ends = builder.ends()
+    rotary = RotaryTable(description.rotary, max_model_len, device)
+    decoder = Decoder(
+        embedding=ends.embedding,
+        rotary=rotary,
+        layers=tuple(builder.layer(index) for index in range(description.num_layers)),
+        final_norm=ends.final_norm,
+        head=ends.head,
+        attention=attention,
+        cache_planner=BackendCachePlanner(attention, spec, encoding),
+    )
+    runtime = RuntimeReport(
+        device=device.type,
+        dtype=NAMES[dtype],
+        selections=(
+            device_selection,
+            dtype_selection,
+            quantization_selection,
+            *kernels.selections(),
+            attention_selection,
+            kv_selection,
+        ),
+        weight_bytes=builder.nbytes + rotary.nbytes,
+        num_parameters=reader.num_parameters,
+        num_threads=torch.get_num_threads(),
+        warnings=tuple(reader.warnings()),
+    )
+    return LoadedDecoder(description, runtime, device, dtype, max_model_len, decoder)
+
+
+def _max_model_len(options: LoadOptions, description: ModelDescription) -> int:
+    asked, limit = options.max_model_len, description.max_position
+    if asked is None:
+        return limit
+    if not 1 <= asked <= limit:
+        raise ModelLoadError(f"max_model_len is {asked}, the checkpoint allows 1 to {limit}")
+    return asked

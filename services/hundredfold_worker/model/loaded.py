@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from hundredfold_worker.model.description import ModelDescription
 
 
-class ModelLoadError(Exception):
-    """The checkpoint or the options cannot be served; the message names file, tensor or setting, and why."""
-
-
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """What the worker's settings ask of loading."""

@@ -1,0 +1,48 @@
+"""Architectures by the name a checkpoint gives them. A new one is a file here and a line in each table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hundredfold.models import GgufMetadata
+from hundredfold_worker.model.architectures import llama
+from hundredfold_worker.model.architectures.names import DescribedModel, LayerNames, ParameterNames
+from hundredfold_worker.model.checkpoint import Checkpoint, ConfigJson, MappedTensors
+from hundredfold_worker.model.errors import ModelLoadError
+
+__all__ = ["DescribedModel", "LayerNames", "ParameterNames", "describe"]
+
+FROM_CONFIG: Mapping[str, Callable[[ConfigJson], DescribedModel]] = {
+    "LlamaForCausalLM": llama.from_config,
+}
+"""By ``architectures`` in config.json."""
+
+FROM_GGUF: Mapping[str, Callable[[GgufMetadata, MappedTensors], DescribedModel]] = {
+    "llama": llama.from_gguf,
+}
+"""By ``general.architecture`` in GGUF metadata."""
+
+
+def describe(checkpoint: Checkpoint) -> DescribedModel:
+    """The model that a checkpoint says it is.
+
+    Raises:
+        ModelLoadError: the architecture is unknown, or its configuration cannot be served.
+        CheckpointError: a GGUF key has the wrong type.
+    """
+    configuration = checkpoint.configuration
+    if isinstance(configuration, GgufMetadata):
+        name = configuration.string("general.architecture")
+        if name is None or name not in FROM_GGUF:
+            raise _unknown(checkpoint, repr(name), FROM_GGUF)
+        return FROM_GGUF[name](configuration, checkpoint.tensors)
+    names = configuration.values.get("architectures")
+    known = [name for name in names if name in FROM_CONFIG] if isinstance(names, list) else []
+    if not known:
+        raise _unknown(checkpoint, repr(names)[:200], FROM_CONFIG)
+    return FROM_CONFIG[known[0]](configuration)
+
+
+def _unknown(checkpoint: Checkpoint, found: str, supported: Mapping[str, object]) -> ModelLoadError:
+    listed = ", ".join(sorted(supported))
+    return ModelLoadError(f"{checkpoint.path}: architecture {found} is not supported; supported: {listed}")

@@ -1,0 +1,161 @@
+"""Asks plugins what they can do and takes the first without a reason against it; every answer is kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hundredfold.plugin import (
+    AttentionPlugin,
+    AttentionSpec,
+    CanonicalWeight,
+    CheckpointInfo,
+    Choice,
+    Encoding,
+    KernelPlugin,
+    KVCachePlugin,
+    KVCacheSpec,
+    Linear,
+    LinearSpec,
+    NothingFits,
+    QuantizationMethod,
+    QuantizationPlugin,
+    Reasons,
+    Refused,
+    ScalePolicy,
+    choose,
+)
+from hundredfold.plugin.registry import PluginError, Registry
+from hundredfold_worker.model.canonical import to_device
+from hundredfold_worker.model.errors import ModelLoadError
+from hundredfold_worker.model.loaded import Selection
+
+AUTO = "auto"
+T = TypeVar("T")
+
+PREFERRED_ENCODING = {
+    torch.float32: Encoding.FP32,
+    torch.bfloat16: Encoding.BF16,
+    torch.float16: Encoding.BF16,
+}
+"""The encoding that loses nothing, or least, of what a model computes in; ``auto`` takes no other."""
+
+
+def choose_quantization(
+    registries: Mapping[str, Registry], info: CheckpointInfo, asked: str
+) -> tuple[QuantizationMethod, Selection]:
+    """The checkpoint's own format decides. Raises ``ModelLoadError``."""
+
+    def ask(plugin: QuantizationPlugin) -> Reasons:
+        return plugin.refuses(info)
+
+    choice = _choose("quantization", registries["hundredfold.quantization"], ask, asked)
+    try:
+        method = choice.value.bind(info)
+    except ValueError as error:
+        raise ModelLoadError(f"quantization '{choice.name}': {error}") from error
+    return method, _selection("quantization", choice)
+
+
+def choose_kv_cache(
+    registries: Mapping[str, Registry], spec: KVCacheSpec, asked: str
+) -> tuple[Encoding, Selection]:
+    """``auto`` is the plain encoding of the compute type. Raises ``ModelLoadError``."""
+    preferred = PREFERRED_ENCODING[spec.dtype]
+
+    def ask(plugin: KVCachePlugin) -> Reasons:
+        reasons = plugin.refuses(spec)
+        if asked == AUTO and (plugin.encoding is not preferred or plugin.scales is not ScalePolicy.NONE):
+            reasons = [*reasons, f"auto takes unscaled {preferred.value} for a model that computes so"]
+        return reasons
+
+    choice: Choice[KVCachePlugin] = _choose("kv_cache", registries["hundredfold.kv_cache"], ask, asked)
+    return choice.value.encoding, _selection("kv_cache", choice)
+
+
+def choose_attention(
+    registries: Mapping[str, Registry],
+    layers: Sequence[AttentionSpec],
+    spec: KVCacheSpec,
+    encoding: Encoding,
+    asked: str,
+) -> tuple[AttentionPlugin, Selection]:
+    """One backend for all layers. Raises ``ModelLoadError``."""
+
+    def ask(plugin: AttentionPlugin) -> Reasons:
+        answers = (plugin.refuses(layer, spec, encoding) for layer in layers)
+        return list(dict.fromkeys(reason for reasons in answers for reason in reasons))
+
+    choice = _choose("attention", registries["hundredfold.attention"], ask, asked)
+    return choice.value, _selection("attention", choice)
+
+
+class KernelChooser:
+    """Asks for each linear layer anew, so that layers of different formats get different kernels."""
+
+    def __init__(
+        self,
+        registries: Mapping[str, Registry],
+        asked: Sequence[str],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        registry = registries["hundredfold.kernels"]
+        self._candidates: list[tuple[str, KernelPlugin]] = (
+            [(name, _get(registry, name)) for name in asked] if asked else registry.candidates()
+        )
+        self._why = "asked for" if asked else "first that fits"
+        self._device = device
+        self._dtype = dtype
+        self._layers: Counter[tuple[str, str]] = Counter()
+        self._refused: dict[tuple[str, str], dict[Refused, None]] = {}
+
+    def prepare(self, name: str, weight: CanonicalWeight, bias: Tensor | None) -> Linear:
+        """The layer, ready to run. Raises ``ModelLoadError`` when no kernel takes it."""
+        spec = LinearSpec(name, to_device(weight, self._device), self._device, self._dtype)
+        try:
+            choice = choose(f"kernel for layer '{name}'", self._candidates, lambda k: k.refuses(spec))
+        except NothingFits as error:
+            raise ModelLoadError(str(error)) from error
+        linear = choice.value.prepare(spec, None if bias is None else bias.to(self._device, self._dtype))
+        kind = (choice.name, linear.recipe)
+        self._layers[kind] += 1
+        self._refused.setdefault(kind, {}).update(dict.fromkeys(choice.refused))
+        return linear
+
+    def selections(self) -> list[Selection]:
+        """What was taken for how many layers, most first."""
+        total = self._layers.total()
+        return [
+            Selection(
+                "kernels",
+                name,
+                f"{count} of {total} linear layers, {self._why}: {recipe}",
+                tuple(self._refused[name, recipe]),
+            )
+            for (name, recipe), count in self._layers.most_common()
+        ]
+
+
+def _choose(subject: str, registry: Registry, ask: Callable[[T], Reasons], asked: str) -> Choice[T]:
+    wanted = None if asked == AUTO else asked
+    candidates = registry.candidates() if wanted is None else [(wanted, _get(registry, wanted))]
+    try:
+        return choose(subject, candidates, ask, wanted)
+    except NothingFits as error:
+        raise ModelLoadError(str(error)) from error
+
+
+def _get(registry: Registry, name: str) -> Any:
+    try:
+        return registry.get(name)
+    except PluginError as error:
+        raise ModelLoadError(str(error)) from error
+
+
+def _selection(subject: str, choice: Choice[T]) -> Selection:
+    return Selection(subject, choice.name, choice.reason, choice.refused)
