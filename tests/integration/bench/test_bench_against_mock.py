@@ -1,8 +1,8 @@
 """The load tool against a mock door whose speed is known: real gRPC, real client processes.
 
-The mock's schedule is exact; what two shared cores add to it is not. So the figures have to agree within 3 % in
-one of three attempts, and the 10,000 tokens/s come as 64 streams of 4 tokens an event: 256 streams of one token
-an event take more than two cores, client and mock together.
+The mock's schedule is exact; what two shared cores add to it is not. So the figures have to agree within 3 %
+in one of three attempts, and the 10,000 tokens/s come as 64 streams of 4 tokens an event: 256 streams of one
+token an event take more than two cores, client and mock together.
 """
 
 from __future__ import annotations
