@@ -48,7 +48,7 @@ def measure(running: int, waiting: int, steps: int) -> dict[str, float]:
     """Microseconds of CPU per step, by part, with so many decoding and so many queued behind them."""
     limits = WorkerLimits("model", 8192, 50_000, BLOCK, running * 600, running, 8192)
     scheduler = Scheduler(SchedulerConfig(QueueLimits(10**6, 10**9)), seed=bytes(32))
-    replica = scheduler.attach("replica", 0.0)
+    replica = scheduler.attach("replica", lambda: None, 0.0)
     scheduler.connect(limits, 0.0)
     for number in range(running + waiting):
         prompt = array("I", [(number * 31 + i) % 50_000 for i in range(PROMPT)])

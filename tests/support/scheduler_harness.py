@@ -78,7 +78,7 @@ class Harness:
             self.queue, self.plans_in_flight, self.max_unread_bytes, order=self.order, victims=self.victims
         )
         self.scheduler = Scheduler(config, self.observer, seed=b"test" * 8)
-        self.replica: Attachment = self.scheduler.attach("replica", self.now)
+        self.replica: Attachment = self.scheduler.attach("replica", lambda: None, self.now)
         self.received: dict[int, Received] = {}
         self.plans: list[StepPlan] = []
         self.results: deque[StepResult] = deque()

@@ -46,7 +46,8 @@ class Applier:
                 continue
             if sequence.status is _RUNNING:
                 worker.cache.distrust(sequence)
-            self._ending.fail(sequence.request, Failure(row_failure.code, row_failure.message), now)
+            reason = Failure(row_failure.code, row_failure.message, row_failure.field)
+            self._ending.fail(sequence.request, reason, now)
         worker.applied = record.step
         for sequence in list(self._state.parked.values()):
             if sequence.last_step <= record.step:
@@ -110,9 +111,11 @@ class Applier:
                 sequence.known -= num_samples - count
         totals = self._state.totals
         totals.steps += 1
-        totals.computed_tokens += sum(record.num_tokens)
+        planned = sum(record.num_tokens)
+        totals.computed_tokens += planned
         totals.output_tokens += output
         totals.recomputed_tokens += recomputed
+        self._observer.stepped(result, planned, recomputed)
 
     def _deliver_scores(self, row_scores: RowScores, sequence: Sequence) -> None:
         """Hand scores on, without those that an earlier run of the sequence has delivered."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hundredfold_scheduler.core.failures import Failure
 from hundredfold_scheduler.core.request import Request, Sequence
-from hundredfold_scheduler.core.step import EndReason
+from hundredfold_scheduler.core.step import EndReason, StepPlan, StepResult
 
 
 class Observer:
@@ -24,6 +24,12 @@ class Observer:
 
     def preempted(self, sequence: Sequence, lost_tokens: int, free_blocks: int) -> None:
         """A sequence gave its memory back: computed tokens that are lost, blocks that were free before."""
+
+    def planned(self, plan: StepPlan, rows: list[Sequence]) -> None:
+        """A plan was made, with these sequences in its rows."""
+
+    def stepped(self, result: StepResult, computed_tokens: int, recomputed_tokens: int) -> None:
+        """A result was taken in; of the tokens computed, so many had been computed before."""
 
     def finished(self, request: Request, reason: EndReason, now: float) -> None:
         """A request ended well."""

@@ -200,5 +200,5 @@ def _introduce(sequence: Sequence) -> NewSequence:
         params=submission.params,
         prompt_is_scored=sequence.scored_to >= sequence.prompt_len,
         choice_index=sequence.choice_index,
-        traceparent=submission.traceparent,
+        traceparent=sequence.request.traceparent,
     )

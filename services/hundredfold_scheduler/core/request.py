@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hundredfold_scheduler.core.lazy_heap import Entry
@@ -64,10 +65,12 @@ class Status(enum.IntEnum):
 class Attachment:
     """One tokenizer replica's stream: its live requests, and what it has yet to be told."""
 
-    __slots__ = ("outbox", "replica", "requests")
+    __slots__ = ("notify", "outbox", "replica", "requests")
 
-    def __init__(self, replica: str) -> None:
+    def __init__(self, replica: str, notify: Callable[[], None]) -> None:
         self.replica = replica
+        self.notify = notify
+        """Called by the owner of the core when there is something to read."""
         self.requests: dict[int, Request] = {}
         self.outbox = Outbox()
 
@@ -84,12 +87,15 @@ class Request:
         "preemptions",
         "sequence",
         "submission",
+        "traceparent",
     )
 
     def __init__(self, submission: Submission, attachment: Attachment, number: int, now: float) -> None:
         self.submission = submission
         self.attachment = attachment
         self.arrival = now - submission.age_s
+        self.traceparent = submission.traceparent
+        """What the worker's spans belong to; an observer may put a span of this service between."""
         self.deadline: Entry[Request] | None = None
         self.cached_tokens = 0
         self.preemptions = 0

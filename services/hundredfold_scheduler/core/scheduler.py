@@ -4,6 +4,7 @@ clock.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hundredfold_scheduler.core.admission import Admission
@@ -73,12 +74,12 @@ class Scheduler:
         self._planner = Planner(self.state, Admission(self.state, watcher), preemption)
         self._applier = Applier(self.state, self._ending, watcher)
 
-    def attach(self, replica: str, now: float) -> Attachment:
+    def attach(self, replica: str, notify: Callable[[], None], now: float) -> Attachment:
         """A replica's new stream. An older one of its name is detached."""
         old = self.state.attachments.get(replica)
         if old is not None:
             self.detach(old, now)
-        attachment = Attachment(replica)
+        attachment = Attachment(replica, notify)
         self.state.attachments[replica] = attachment
         return attachment
 
@@ -154,7 +155,10 @@ class Scheduler:
         worker = self.state.worker
         if worker is None or len(worker.in_flight) >= self._config.max_plans_in_flight:
             return None
-        return self._planner.plan(worker, now)
+        plan = self._planner.plan(worker, now)
+        if plan is not None:
+            self._observer.planned(plan, worker.in_flight[-1].rows)
+        return plan
 
     def apply(self, result: StepResult, now: float) -> None:
         """Take a step's result in. Raises ``WorkerProtocolError``; the caller then loses the worker."""
@@ -197,9 +201,12 @@ class Scheduler:
         check_all(self.state)
 
     def load(self) -> Load:
-        """How busy it is."""
+        """How busy it is. May be called from another thread: the numbers are then of about the same
+        moment.
+        """
         state = self.state
-        pool = state.worker.cache.pool if state.worker is not None else None
+        worker = state.worker
+        pool = worker.cache.pool if worker is not None else None
         return Load(
             running=len(state.running),
             waiting=len(state.waiting) + len(state.parked),

@@ -107,6 +107,7 @@ class RowFailure:
     row: int
     code: int
     message: str
+    field: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,204 @@
+"""Between the internal protocol's messages and the core's own types; packed on both sides."""
+
+from __future__ import annotations
+
+from array import array
+
+from hundredfold.internal.v1 import scheduler_pb2, sequence_pb2, worker_pb2
+from hundredfold_scheduler.core.failures import Failure, WorkerProtocolError
+from hundredfold_scheduler.core.outbox import FinishedChoice, OutputBatch
+from hundredfold_scheduler.core.request import Submission
+from hundredfold_scheduler.core.step import (
+    EndReason,
+    NewSequence,
+    RowEnd,
+    RowFailure,
+    RowScores,
+    Scores,
+    StepPlan,
+    StepResult,
+)
+
+_MAX_STATUS = 16
+_REASONS = {EndReason.STOP: sequence_pb2.END_REASON_STOP, EndReason.LENGTH: sequence_pb2.END_REASON_LENGTH}
+
+
+def submission_of(submit: scheduler_pb2.Submit) -> Submission:
+    """A request as the core sees it. What this release cannot do is named in ``unsupported``."""
+    # A copy: a part of a message keeps the whole of it in memory, prompt included.
+    params = sequence_pb2.SequenceParams()
+    params.CopyFrom(submit.params)
+    prior = submit.prior[0] if submit.prior else None
+    return Submission(
+        stream_id=submit.stream_id,
+        request_id=submit.request_id,
+        prompt=array("I", submit.prompt_token_ids),
+        max_tokens=params.max_tokens,
+        params=params,
+        stop_token_ids=frozenset(params.stop_token_ids),
+        prior=array("I", prior.token_ids) if prior is not None else array("I"),
+        prior_finished=prior is not None and prior.finished,
+        priority=submit.priority,
+        tenant=submit.tenant,
+        adapter=params.adapter_id,
+        cache_salt=submit.cache_salt,
+        skip_prefix_cache=submit.skip_prefix_cache,
+        deadline_s=submit.deadline_ms / 1e3 if submit.deadline_ms else None,
+        age_s=submit.age_us / 1e6,
+        traceparent=submit.traceparent,
+        unsupported=_unsupported(submit),
+    )
+
+
+def _unsupported(submit: scheduler_pb2.Submit) -> str:
+    """The public name of the first field whose feature comes later. The door refuses them too."""
+    params = submit.params
+    asked = {
+        "n": submit.n > 1 or len(submit.prior) > 1 or any(prior.index for prior in submit.prior),
+        "beam_width": submit.beam_width > 0,
+        "length_penalty": submit.length_penalty not in (0.0, 1.0),
+        "early_stopping": submit.early_stopping,
+        "adapter_id": params.HasField("adapter_id"),
+        "grammar": params.HasField("grammar_id"),
+    }
+    return next((name for name, is_asked in asked.items() if is_asked), "")
+
+
+def outputs_message(batch: OutputBatch) -> scheduler_pb2.AttachResponse:
+    """What a replica is told."""
+    outputs = scheduler_pb2.Outputs(
+        stream_ids=batch.stream_ids,
+        offsets=batch.offsets,
+        counts=batch.counts,
+        token_ids=batch.token_ids,
+        finished=[_finished_message(finished) for finished in batch.finished],
+        failed=[
+            scheduler_pb2.FailedRequest(stream_id=stream_id, failure=_failure_message(failure))
+            for stream_id, failure in batch.failed
+        ],
+    )
+    for stream_id, scores in batch.scores:
+        outputs.scores.add(stream_id=stream_id, scores=_scores_message(scores))
+    return scheduler_pb2.AttachResponse(outputs=outputs)
+
+
+def _finished_message(finished: FinishedChoice) -> scheduler_pb2.FinishedChoice:
+    account = finished.account
+    return scheduler_pb2.FinishedChoice(
+        stream_id=finished.stream_id,
+        index=finished.index,
+        reason=_REASONS[finished.reason],
+        stop_token_id=finished.stop_token_id,
+        account=scheduler_pb2.ChoiceAccount(
+            cached_tokens=account.cached_tokens,
+            queue_us=account.queue_us,
+            prefill_us=account.prefill_us,
+            decode_us=account.decode_us,
+            preemptions=account.preemptions,
+        ),
+    )
+
+
+def _failure_message(failure: Failure) -> sequence_pb2.Failure:
+    return sequence_pb2.Failure(
+        code=failure.code,
+        message=failure.message,
+        field=failure.field,
+        retry_after_ms=failure.retry_after_ms,
+    )
+
+
+def _scores_message(scores: Scores) -> sequence_pb2.Scores:
+    return sequence_pb2.Scores(
+        position=scores.position,
+        logprobs=scores.logprobs,
+        ranks=scores.ranks,
+        width=scores.width,
+        top_token_ids=scores.top_token_ids,
+        top_logprobs=scores.top_logprobs,
+    )
+
+
+def plan_message(plan: StepPlan) -> worker_pb2.ExecuteRequest:
+    """A step as the worker reads it."""
+    message = worker_pb2.StepPlan(
+        step=plan.step,
+        released_slots=plan.released_slots,
+        grown_slots=plan.grown_slots,
+        grown_counts=plan.grown_counts,
+        grown_block_ids=plan.grown_block_ids,
+        slots=plan.slots,
+        num_tokens=plan.num_tokens,
+        num_draft_tokens=plan.num_draft_tokens,
+        new_sequences=[_new_sequence_message(new) for new in plan.new_sequences],
+    )
+    return worker_pb2.ExecuteRequest(plan=message)
+
+
+def _new_sequence_message(new: NewSequence) -> worker_pb2.NewSequence:
+    message = worker_pb2.NewSequence(
+        slot=new.slot,
+        sequence_id=new.sequence_id,
+        prompt_token_ids=new.prompt,
+        output_token_ids=new.output,
+        block_ids=new.block_ids,
+        num_computed_tokens=new.num_computed_tokens,
+        params=new.params,  # type: ignore[arg-type] # opaque to the core, and what the door sent
+        choice_index=new.choice_index,
+        traceparent=new.traceparent,
+    )
+    message.params.max_tokens = new.max_tokens
+    if new.prompt_is_scored:
+        message.params.ClearField("prompt_logprobs")
+    return message
+
+
+def result_of(message: worker_pb2.StepResult) -> StepResult:
+    """A step's result as the core sees it. Raises ``WorkerProtocolError`` for values that have no meaning."""
+    return StepResult(
+        step=message.step,
+        num_computed_tokens=list(message.num_computed_tokens),
+        num_output_tokens=list(message.num_output_tokens),
+        token_ids=list(message.token_ids),
+        ends=[
+            RowEnd(end.row, _reason_of(end), end.stop_token_id if end.HasField("stop_token_id") else None)
+            for end in message.ends
+        ],
+        failures=[_failure_of(failure) for failure in message.failures],
+        scores=[RowScores(scores.row, _scores_of(scores.scores)) for scores in message.scores],
+        step_us=message.step_us,
+        idle_us=message.idle_us,
+    )
+
+
+def _reason_of(end: worker_pb2.RowEnd) -> EndReason:
+    try:
+        return EndReason(end.reason)
+    except ValueError:
+        raise WorkerProtocolError(f"row {end.row} ended for the unknown reason {end.reason}") from None
+
+
+def _failure_of(failure: worker_pb2.RowFailure) -> RowFailure:
+    reason = failure.failure
+    if not 1 <= reason.code <= _MAX_STATUS:
+        raise WorkerProtocolError(f"row {failure.row} failed with the unknown status {reason.code}")
+    return RowFailure(failure.row, reason.code, reason.message, reason.field)
+
+
+def _scores_of(scores: sequence_pb2.Scores) -> Scores:
+    count = len(scores.logprobs)
+    if len(scores.ranks) != count or not (
+        len(scores.top_token_ids) == len(scores.top_logprobs) == count * scores.width
+    ):
+        raise WorkerProtocolError(
+            f"scores of {count} tokens at width {scores.width} have {len(scores.ranks)} ranks, "
+            f"{len(scores.top_token_ids)} likeliest ids and {len(scores.top_logprobs)} scores of these"
+        )
+    return Scores(
+        position=scores.position,
+        logprobs=list(scores.logprobs),
+        ranks=list(scores.ranks),
+        width=scores.width,
+        top_token_ids=list(scores.top_token_ids),
+        top_logprobs=list(scores.top_logprobs),
+    )

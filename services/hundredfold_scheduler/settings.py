@@ -1,0 +1,62 @@
+"""What the scheduler service can be told."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from hundredfold.config import MIB, ServiceSettings
+
+MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 256
+
+
+class SchedulerSettings(ServiceSettings):
+    """The planning room: queues requests and plans the worker's steps."""
+
+    config_section: ClassVar[str] = "scheduler"
+
+    listen: tuple[str, ...] = ("127.0.0.1:50052",)
+
+    worker: str = "127.0.0.1:50053"
+    """Address of the worker."""
+
+    model: str | None = None
+    """The model that the worker has to serve, named as there; any, as long as the tokenizers agree, when
+    unset.
+    """
+
+    max_num_seqs: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """Most sequences that run at once; as many as the worker can hold when unset, never more."""
+
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Most tokens that a step computes; as many as the worker allows when unset, never more."""
+
+    max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
+    """Longest prompt and answer together in tokens; as long as the worker allows when unset, never longer."""
+
+    block_size: Annotated[int, Field(ge=MIN_BLOCK_SIZE, le=MAX_BLOCK_SIZE)] | None = None
+    """Tokens in a cache block; a worker with another size is refused. The worker's own when unset."""
+
+    max_queued_requests: Annotated[int, Field(ge=0, le=1_000_000)] = 10_000
+    """Requests that may wait for a seat; more are refused."""
+
+    max_queued_tokens: Annotated[int, Field(ge=1, le=1_000_000_000)] = 10_000_000
+    """Prompt tokens that may wait for a seat; more are refused."""
+
+    max_plans_in_flight: Annotated[int, Field(ge=1, le=2)] = 2
+    """Steps sent ahead of their results; 1 waits for each result, 2 keeps the worker busy meanwhile."""
+
+    max_unread_bytes: Annotated[int, Field(ge=64 * 1024)] = 64 * MIB
+    """Output that a tokenizer replica may leave unread, as ids; past it the largest request is ended."""
+
+    recovery_grace_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    """Seconds without a worker after which the service is no longer ready; requests wait meanwhile."""
+
+    step_timeout_s: Annotated[float, Field(gt=0, le=86400)] = 120.0
+    """Seconds after which a worker that answers no step counts as dead."""
+
+    @property
+    def unread_limit(self) -> int:
+        """``max_unread_bytes`` as far as it fits one message: what was left unread is sent in one."""
+        return min(self.max_unread_bytes, self.max_message_bytes)

@@ -1,0 +1,154 @@
+"""The way to the worker: wait until it is ready, shake hands, carry plans and results, notice its end, come
+back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from hundredfold.internal.v1 import worker_pb2, worker_pb2_grpc
+from hundredfold.rpc import PROTOCOL_VERSION, open_channel
+from hundredfold.telemetry import get_logger
+from hundredfold_scheduler.core.limits import WorkerLimits
+from hundredfold_scheduler.engine import Engine
+from hundredfold_scheduler.readiness import Readiness
+from hundredfold_scheduler.settings import SchedulerSettings
+from hundredfold_scheduler.worker_limits import WorkerRefused, limits_in_force
+
+log = get_logger(__name__)
+
+_ANSWER_S = 5.0
+_FIRST_WAIT_S, _MOST_WAIT_S = 0.1, 1.0
+
+
+class WorkerLost(Exception):
+    """There is no stream to the worker, or it has ended."""
+
+
+class WorkerLink:
+    """Keeps one worker connected to the engine."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        engine: Engine,
+        readiness: Readiness,
+        incarnation: str,
+        expected_fingerprint: Callable[[], str | None],
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._readiness = readiness
+        self._incarnation = incarnation
+        """This scheduler's."""
+        self._expected_fingerprint = expected_fingerprint
+        self._explained = ""
+
+    async def run(self) -> None:
+        """Connect, and connect again whenever the worker is gone. Ends only by cancellation."""
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                # A new channel each time, without the last one's backoff.
+                async with open_channel(self._settings.worker, self._settings.max_message_bytes) as channel:
+                    wait_s = await self._session(worker_pb2_grpc.WorkerServiceStub(channel), wait_s)
+            except WorkerRefused as refusal:
+                self._explain(f"the worker is refused: {refusal}", log.error)
+            except WorkerLost as lost:
+                self._explain(str(lost), log.warning)
+            except grpc.aio.AioRpcError as error:
+                self._explain(f"{error.code().name}: {error.details()}", log.warning)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _MOST_WAIT_S)
+
+    async def _session(self, stub: Any, wait_s: float) -> float:
+        """Wait for the worker to be ready, then serve it until it is gone; returns how long to wait then."""
+        info: worker_pb2.GetWorkerInfoResponse = await stub.GetWorkerInfo(
+            worker_pb2.GetWorkerInfoRequest(), timeout=_ANSWER_S
+        )
+        if not info.ready:
+            self._explain("the worker loads its model", log.info)
+            return wait_s
+        limits = limits_in_force(info, self._settings, self._expected_fingerprint())
+        call = stub.Execute()
+        try:
+            await self._shake_hands(call, info)
+            await self._serve(call, limits)
+        finally:
+            call.cancel()
+        return _FIRST_WAIT_S
+
+    async def _shake_hands(self, call: Any, info: worker_pb2.GetWorkerInfoResponse) -> None:
+        hello = worker_pb2.ExecuteHello(
+            protocol_version=PROTOCOL_VERSION,
+            scheduler=self._incarnation,
+            incarnation=info.incarnation,
+            model_fingerprint=info.model_fingerprint,
+            block_size=info.block_size,
+        )
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await call.write(worker_pb2.ExecuteRequest(hello=hello))
+                answer = await call.read()
+        except TimeoutError:
+            raise WorkerLost(f"the worker did not welcome us within {_ANSWER_S:g} s") from None
+        if answer is grpc.aio.EOF or not answer.HasField("welcome"):
+            raise WorkerLost("the worker did not begin with a welcome")
+        if answer.welcome.incarnation != info.incarnation:
+            raise WorkerLost("the worker was restarted during the handshake")
+
+    async def _serve(self, call: Any, limits: WorkerLimits) -> None:
+        """Carry plans and results until the stream ends or the engine gives it up."""
+        stream = ExecuteStream(call)
+        log.info("worker connected", worker=self._settings.worker, blocks=limits.num_blocks)
+        self._explained = ""
+        self._engine.worker_connected(stream, limits)
+        self._readiness.connected()
+        reading = asyncio.create_task(self._read(call, stream))
+        try:
+            await asyncio.wait((reading, stream.abandoned), return_when=asyncio.FIRST_COMPLETED)
+            if stream.abandoned.done():
+                raise WorkerLost(stream.abandoned.result())
+            await reading
+        finally:
+            reading.cancel()
+            self._engine.worker_lost(stream)
+            self._readiness.lost()
+
+    async def _read(self, call: Any, stream: ExecuteStream) -> None:
+        while (answer := await call.read()) is not grpc.aio.EOF:
+            self._engine.worker_answered(stream, answer.result)
+        code, details = await call.code(), await call.details()
+        raise WorkerLost(f"the worker ended its stream: {code.name} {details}".rstrip())
+
+    def _explain(self, reason: str, tell: Callable[..., None]) -> None:
+        """Say why there is no worker, once per reason."""
+        if reason != self._explained:
+            self._explained = reason
+            tell("no worker", worker=self._settings.worker, reason=reason)
+        self._readiness.explain(f"worker {self._settings.worker}: {reason}")
+
+
+class ExecuteStream:
+    """The engine's end of one stream. See ``engine.WorkerStream``."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self.abandoned: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def send(self, message: worker_pb2.ExecuteRequest) -> None:
+        """Send a plan. It is the reader that tells when the stream has broken."""
+        try:
+            await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            log.debug("a plan was not sent", reason=str(error))
+
+    def abandon(self, reason: str) -> None:
+        """Give the stream up."""
+        if not self.abandoned.done():
+            self.abandoned.set_result(reason)

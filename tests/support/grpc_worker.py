@@ -1,0 +1,176 @@
+"""The fake worker behind a real gRPC server: a stand-in for the compute room that can be slow, hang, crash
+and return.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from array import array
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from hundredfold.internal.v1 import sequence_pb2, worker_pb2, worker_pb2_grpc
+from hundredfold_scheduler.core.step import NewSequence, StepPlan, StepResult
+from support.fake_worker import FakeWorker, PlanViolation
+
+_INCARNATIONS = itertools.count(1)
+
+
+@dataclass
+class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer):
+    """One address; ``start`` and ``stop`` are the life and death of the process behind it."""
+
+    num_blocks: int = 256
+    block_size: int = 16
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 256
+    max_model_len: int = 1024
+    vocab_size: int = 1000
+    fingerprint: str = "f" * 64
+    protocol_version: int = 1
+    ready: bool = True
+    step_s: float = 0.0
+    """How long a step takes."""
+    delivery_s: float = 0.0
+    """How much later its result is sent, while the next step runs."""
+    crashes: Callable[[StepPlan], bool] = lambda plan: False
+    """Whether the process dies of a plan."""
+    hangs: Callable[[StepPlan], bool] = lambda plan: False
+    """Whether a plan is never answered."""
+    address: str = ""
+    incarnation: str = ""
+    worker: FakeWorker | None = None
+    plans: list[StepPlan] = field(default_factory=list)
+    """All plans since the worker object was made, across incarnations."""
+    violations: list[str] = field(default_factory=list)
+    connections: int = 0
+    _server: Any = None
+
+    async def start(self) -> str:
+        """Begin to listen, at the same address as before if there was one; returns it."""
+        self.incarnation = f"worker-{next(_INCARNATIONS)}"
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
+        self.address = f"127.0.0.1:{port}"
+        await self._server.start()
+        return self.address
+
+    async def stop(self) -> None:
+        """Die: every stream breaks."""
+        server, self._server = self._server, None
+        self.worker = None
+        if server is not None:
+            await server.stop(None)
+
+    async def GetWorkerInfo(
+        self, request: worker_pb2.GetWorkerInfoRequest, context: Any
+    ) -> worker_pb2.GetWorkerInfoResponse:
+        return worker_pb2.GetWorkerInfoResponse(
+            protocol_version=self.protocol_version,
+            incarnation=self.incarnation,
+            ready=self.ready,
+            model_fingerprint=self.fingerprint,
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            bytes_per_block=1,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
+
+    async def Execute(self, request_iterator: AsyncIterator[worker_pb2.ExecuteRequest], context: Any) -> None:
+        hello = (await anext(aiter(request_iterator))).hello
+        if self.worker is not None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another scheduler is here")
+        if hello.incarnation != self.incarnation or hello.block_size != self.block_size:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "planned for another worker")
+        self.connections += 1
+        worker = self.worker = FakeWorker(
+            self.num_blocks, self.block_size, self.max_num_seqs, self.max_num_batched_tokens, self.vocab_size
+        )
+        welcome = worker_pb2.ExecuteWelcome(incarnation=self.incarnation)
+        await context.write(worker_pb2.ExecuteResponse(welcome=welcome))
+        results: asyncio.Queue[StepResult] = asyncio.Queue()
+        delivering = asyncio.create_task(self._deliver(results, context))
+        try:
+            async for message in request_iterator:
+                plan = plan_of(message.plan)
+                self.plans.append(plan)
+                if self.hangs(plan):
+                    await asyncio.Event().wait()
+                if self.crashes(plan):
+                    # From outside of this handler, which the stop is going to cancel.
+                    self._dying = asyncio.create_task(self.stop())
+                    await asyncio.Event().wait()
+                if self.step_s:
+                    await asyncio.sleep(self.step_s)
+                results.put_nowait(worker.step(plan))
+        except PlanViolation as violation:
+            self.violations.append(str(violation))
+            await context.abort(grpc.StatusCode.INTERNAL, str(violation))
+        finally:
+            delivering.cancel()
+            if self.worker is worker:
+                self.worker = None
+
+    async def _deliver(self, results: asyncio.Queue[StepResult], context: Any) -> None:
+        while True:
+            result = await results.get()
+            if self.delivery_s:
+                await asyncio.sleep(self.delivery_s)
+            await context.write(worker_pb2.ExecuteResponse(result=result_message(result)))
+
+
+def plan_of(message: worker_pb2.StepPlan) -> StepPlan:
+    """A plan as it came over the wire."""
+    return StepPlan(
+        step=message.step,
+        released_slots=list(message.released_slots),
+        new_sequences=[
+            NewSequence(
+                slot=new.slot,
+                sequence_id=new.sequence_id,
+                prompt=array("I", new.prompt_token_ids),
+                output=array("I", new.output_token_ids),
+                block_ids=list(new.block_ids),
+                num_computed_tokens=new.num_computed_tokens,
+                max_tokens=new.params.max_tokens,
+                params=new.params,
+                prompt_is_scored=False,
+                choice_index=new.choice_index,
+                traceparent=new.traceparent,
+            )
+            for new in message.new_sequences
+        ],
+        grown_slots=list(message.grown_slots),
+        grown_counts=list(message.grown_counts),
+        grown_block_ids=list(message.grown_block_ids),
+        slots=list(message.slots),
+        num_tokens=list(message.num_tokens),
+    )
+
+
+def result_message(result: StepResult) -> worker_pb2.StepResult:
+    """A result as a worker sends it."""
+    message = worker_pb2.StepResult(
+        step=result.step,
+        num_computed_tokens=result.num_computed_tokens,
+        num_output_tokens=result.num_output_tokens,
+        token_ids=result.token_ids,
+        step_us=1000,
+    )
+    for end in result.ends:
+        reason = sequence_pb2.EndReason.ValueType(int(end.reason))
+        message.ends.add(row=end.row, reason=reason, stop_token_id=end.stop_token_id)
+    for failure in result.failures:
+        message.failures.add(
+            row=failure.row, failure=sequence_pb2.Failure(code=failure.code, message=failure.message)
+        )
+    return message
