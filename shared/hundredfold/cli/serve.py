@@ -1,0 +1,125 @@
+"""`hundredfold serve`: the three services of one machine under one command."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+
+from hundredfold.client import AsyncClient, RequestFailed
+from hundredfold.config import ConfigError
+from hundredfold.models import DEFAULT_MODEL, ModelError, resolve
+from hundredfold.supervisor.child import Sink
+from hundredfold.supervisor.greeting import Address, ready_panel, stream_sample
+from hundredfold.supervisor.house import LISTEN, SERVICES, SHARED_SETTINGS, House, HouseOptions, parse_extra
+from hundredfold.supervisor.restarts import RestartPolicy
+from hundredfold.supervisor.supervisor import EXIT_BAD_CONFIG, Outcome, Supervisor
+
+_COLOURS = {"tokenizer": "cyan", "scheduler": "magenta", "worker": "yellow", "serve": "green"}
+
+
+@click.command(name="serve", context_settings={"max_content_width": 110})
+@click.option("--model", help=f"Catalog name, path or id of a pulled repository. [default: {DEFAULT_MODEL}]")
+@click.option("--listen", metavar="ADDRESS,...", help=f"The public door. [default: {LISTEN['tokenizer']}]")
+@click.option("--scheduler-listen", metavar="ADDRESS,...", help=f"[default: {LISTEN['scheduler']}]")
+@click.option("--worker-listen", metavar="ADDRESS,...", help=f"[default: {LISTEN['worker']}]")
+@click.option("--max-num-seqs", metavar="INTEGER", help="Most sequences that run at once.")
+@click.option("--max-num-batched-tokens", metavar="INTEGER", help="Most tokens that one step computes.")
+@click.option("--max-model-len", metavar="INTEGER", help="Longest prompt and answer together, in tokens.")
+@click.option("--block-size", metavar="INTEGER", help="Tokens in a cache block.")
+@click.option("--memory-utilization", metavar="NUMBER", help="Share of the memory that the worker may use.")
+@click.option("--dtype", metavar="TYPE", help="Type of the activations.")
+@click.option("--kv-cache-dtype", metavar="TYPE", help="Type of the cache.")
+@click.option("--threads", metavar="INTEGER", help="Threads that the worker computes with.")
+@click.option("--drain-grace-s", metavar="NUMBER", help="Seconds that running requests get when stopping.")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+@click.option("--log-format", metavar="FORMAT", help="text or json.")
+@click.option(
+    "--set", "assignments", multiple=True, metavar="SERVICE.SETTING=VALUE", help="Any other setting."
+)
+@click.option(
+    "--config", type=click.Path(path_type=Path), metavar="FILE", help="TOML file for every service."
+)
+@click.option("--restarts", default=RestartPolicy().limit, show_default=True, help="Per service and minute.")
+@click.option("--sample", is_flag=True, help="Stream one answer when ready.")
+def command(
+    listen: str | None,
+    scheduler_listen: str | None,
+    worker_listen: str | None,
+    assignments: tuple[str, ...],
+    config: Path | None,
+    restarts: int,
+    sample: bool,
+    **given: str | None,
+) -> None:
+    """Start tokenizer, scheduler and worker on this machine, and keep them running.
+
+    A service that crashes is started again. Ctrl-C finishes what runs, then stops the door, the scheduler and
+    the worker; a second one kills. Settings without a flag here are reached with --set, such as --set
+    tokenizer.max_requests=64; `hundredfold tokenizer --help` and its like list them.
+    """
+    named = dict(zip(SERVICES, (listen, scheduler_listen, worker_listen), strict=True))
+    try:
+        options = HouseOptions(
+            config=config,
+            listen={service: address for service, address in named.items() if address},
+            shared={name: value for name, value in given.items() if name in SHARED_SETTINGS and value},
+            extra=parse_extra(assignments),
+        )
+        with tempfile.TemporaryDirectory(prefix="hundredfold-") as runtime_dir:
+            house = House(options, Path(runtime_dir))
+            model = house.model(DEFAULT_MODEL)
+            resolve(model)
+            sink = _print_raw if options.shared.get("log_format") == "json" else _print_line
+            outcome = asyncio.run(_serve(house, model, RestartPolicy(limit=restarts), sink, sample=sample))
+    except (ConfigError, ModelError) as error:
+        click.echo(f"hundredfold serve: {error}", err=True)
+        sys.exit(EXIT_BAD_CONFIG)
+    _report(outcome)
+    sys.exit(outcome.exit_code)
+
+
+async def _serve(house: House, model: str, policy: RestartPolicy, sink: Sink, *, sample: bool) -> Outcome:
+    begin = time.monotonic()
+    console = Console()
+
+    async def greet() -> None:
+        addresses = [Address(service, house.listen[service]) for service in SERVICES]
+        async with AsyncClient(house.socket("tokenizer")) as client:
+            try:
+                services = await client.info(timeout=10)
+            except RequestFailed:
+                services = []
+            console.print(ready_panel(addresses, model, services, time.monotonic() - begin))
+            if sample:
+                await stream_sample(client, console)
+
+    supervisor = Supervisor(
+        house.specs(model), sink=sink, note=lambda text: _print_line("serve", text), policy=policy
+    )
+    return await supervisor.run(greet)
+
+
+def _print_line(name: str, line: str) -> None:
+    click.echo(f"{click.style(f'{name:>9}', fg=_COLOURS.get(name))} │ {line}", err=True)
+
+
+def _print_raw(name: str, line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _report(outcome: Outcome) -> None:
+    if not outcome.last_lines:
+        click.echo(f"hundredfold serve: {outcome.message}", err=True)
+        return
+    lines = escape("\n".join(outcome.last_lines))
+    Console(stderr=True).print(
+        Panel(lines, title=escape(outcome.message), title_align="left", border_style="red")
+    )

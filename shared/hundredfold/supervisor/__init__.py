@@ -1,0 +1,1 @@
+"""Runs several services as child processes of one command: start, readiness, restarts, an orderly end."""

@@ -1,0 +1,135 @@
+"""From options to services: addresses, flags, threads, and what file and environment have a say in."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from hundredfold.config import ConfigError
+from hundredfold.supervisor.cores import usable_cores
+from hundredfold.supervisor.house import SERVICES, House, HouseOptions, parse_extra, thread_variables
+from hundredfold.supervisor.restarts import RestartBook, RestartPolicy
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in list(os.environ):
+        if variable.startswith(("HUNDREDFOLD_", "OMP_", "RAYON_")):
+            monkeypatch.delenv(variable)
+
+
+def flags(house: House, model: str = "m") -> dict[str, list[str]]:
+    return {spec.name: list(spec.command[5:]) for spec in house.specs(model)}
+
+
+def test_defaults(tmp_path: Path):
+    house = House(HouseOptions(), tmp_path)
+    specs = house.specs("m")
+    assert [spec.name for spec in specs] == list(SERVICES)
+    assert specs[0].command[:5] == (
+        *(sys.executable, "-m", "hundredfold.supervisor.tether", str(os.getpid()), "hundredfold_tokenizer"),
+    )
+    unix = {name: f"unix:{tmp_path / name}.sock" for name in SERVICES}
+    assert flags(house) == {
+        "tokenizer": [
+            *(
+                f"--listen=127.0.0.1:50051,{unix['tokenizer']}",
+                "--model=m",
+                f"--scheduler={unix['scheduler']}",
+            ),
+        ],
+        "scheduler": [
+            *(f"--listen=127.0.0.1:50052,{unix['scheduler']}", "--model=m", f"--worker={unix['worker']}"),
+        ],
+        "worker": [f"--listen=127.0.0.1:50053,{unix['worker']}", "--model=m"],
+    }
+    assert [spec.address for spec in specs] == [unix[name] for name in SERVICES]
+    assert [spec.stop_s for spec in specs] == [35, 10, 10]
+
+
+def test_flags_go_where_they_belong(tmp_path: Path):
+    options = HouseOptions(
+        config=Path("/dev/null"),
+        listen={"tokenizer": "0.0.0.0:9,[::1]:9"},
+        shared={"max_num_seqs": "-1", "log_level": "debug", "drain_grace_s": "2"},
+        extra=parse_extra(["tokenizer.insecure=true", "scheduler.reflection=false", "worker.x_y=a=b c"]),
+    )
+    made = flags(House(options, tmp_path))
+    for name in SERVICES:
+        assert made[name][:2] == ["--config", "/dev/null"]
+        assert "--log-level=debug" in made[name]
+        assert "--drain-grace-s=2" in made[name]
+        assert ("--max-num-seqs=-1" in made[name]) is (name == "worker")
+    assert made["tokenizer"][2].startswith("--listen=0.0.0.0:9,[::1]:9,unix:")
+    assert made["tokenizer"][-1] == "--insecure"
+    assert made["scheduler"][-1] == "--no-reflection"
+    assert made["worker"][-1] == "--x-y=a=b c"
+    assert [spec.stop_s for spec in House(options, tmp_path).specs("m")] == [7, 7, 7]
+
+
+def test_file_and_environment_are_not_overruled_by_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = tmp_path / "c.toml"
+    config.write_text('[tokenizer]\nlisten = ["127.0.0.1:7", "127.0.0.1:8"]\n[worker]\nmodel = "from-file"\n')
+    monkeypatch.setenv("HUNDREDFOLD_WORKER_LISTEN", "127.0.0.1:9")
+    house = House(HouseOptions(config=config), tmp_path)
+    assert house.listen["tokenizer"] == "127.0.0.1:7,127.0.0.1:8"
+    assert house.listen["worker"] == "127.0.0.1:9"
+    assert house.model("default") == "from-file"
+    asked = House(
+        HouseOptions(config=config, shared={"model": "asked"}, listen={"worker": "127.0.0.1:1"}), tmp_path
+    )
+    assert asked.model("default") == "asked"
+    assert asked.listen["worker"] == "127.0.0.1:1"
+    assert House(HouseOptions(), tmp_path).model("default") == "default"
+
+
+@pytest.mark.parametrize("content", [None, "not = = toml", b"\xff\xfe"])
+def test_an_unreadable_file(tmp_path: Path, content: str | bytes | None):
+    config = tmp_path / "c.toml"
+    if isinstance(content, str):
+        config.write_text(content)
+    elif content is not None:
+        config.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"c\.toml: "):
+        House(HouseOptions(config=config), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "item", ["x", "worker=1", "worker.x", "gateway.x=1", "worker.a-b=1", ".x=1", "worker.=1"]
+)
+def test_assignments_that_are_none(item: str):
+    with pytest.raises(ConfigError, match=r"--set: '.*' is not SERVICE\.SETTING=VALUE"):
+        parse_extra([item])
+
+
+@pytest.mark.parametrize(("cores", "worker"), [(1, 1), (2, 2), (3, 3), (4, 3), (16, 15)])
+def test_thread_pools_fit_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int, worker: int):
+    monkeypatch.setattr("hundredfold.supervisor.house.usable_cores", lambda: cores)
+    assert thread_variables("worker")["OMP_NUM_THREADS"] == str(worker)
+    assert thread_variables("tokenizer")["OMP_NUM_THREADS"] == "1"
+    assert thread_variables("tokenizer")["RAYON_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert "OMP_NUM_THREADS" not in thread_variables("worker")
+
+
+def test_a_quota_limits_the_cores(tmp_path: Path):
+    have = usable_cores(tmp_path / "none")
+    quota = tmp_path / "cpu.max"
+    for text, cores in (
+        ("max 100000", have),
+        ("50000 100000", 1),
+        ("100000 100000", 1),
+        ("rubbish", have),
+        ("", have),
+    ):
+        quota.write_text(text)
+        assert usable_cores(quota) == cores
+
+
+def test_restarts_slow_down_and_end_and_are_forgotten():
+    book = RestartBook(RestartPolicy(limit=4, window_s=60, first_delay_s=1, max_delay_s=5))
+    assert [book.delay_after_crash(now) for now in (0, 1, 2, 3, 4)] == [1, 2, 4, 5, None]
+    assert book.delay_after_crash(61.5) == 4
