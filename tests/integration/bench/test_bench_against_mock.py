@@ -1,8 +1,8 @@
 """The load tool against a mock door whose speed is known: real gRPC, real client processes.
 
-The mock's schedule is exact; what two shared cores add to it is not. So the figures have to agree within 3 %
-in one of three attempts, and the 10,000 tokens/s over 256 streams come four to an event: one to an event takes
-more than two cores, client and mock together.
+The mock keeps an exact schedule, two shared cores do not. So the figures have to agree within
+3 % in one of three attempts, and the 10,000 tokens/s over 256 streams come four to an event: one to an event
+takes more than two cores, client and mock together.
 """
 
 from __future__ import annotations
