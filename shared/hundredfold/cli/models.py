@@ -64,13 +64,13 @@ def list_command(as_json: bool, cache: Path | None) -> None:
     if as_json:
         click.echo(json.dumps([asdict(model) for model in found]))
         return
-    table = Table("name", "size", "licence", "where", "")
+    table = Table(
+        "name", "size", "licence", "", "at hand", caption=f"Kept in {escape(str(cache_directory(cache)))}"
+    )
     for model in found:
-        where = (
-            escape(model.path) if model.path else f"[dim]hundredfold models pull {escape(model.name)}[/dim]"
-        )
+        here = "yes" if model.path else f"[dim]hundredfold models pull {escape(model.name)}[/dim]"
         size = f"{model.size_bytes / 1e6:,.0f} MB"
-        table.add_row(escape(model.name), size, escape(model.licence), where, escape(model.summary))
+        table.add_row(escape(model.name), size, escape(model.licence), escape(model.summary), here)
     Console().print(table)
 
 

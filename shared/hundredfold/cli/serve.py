@@ -47,7 +47,13 @@ _COLOURS = {"tokenizer": "cyan", "scheduler": "magenta", "worker": "yellow", "se
 @click.option(
     "--config", type=click.Path(path_type=Path), metavar="FILE", help="TOML file for every service."
 )
-@click.option("--restarts", default=RestartPolicy().limit, show_default=True, help="Per service and minute.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=RestartPolicy().limit,
+    show_default=True,
+    help="Restarts of one service within a minute before giving up.",
+)
 @click.option("--sample", is_flag=True, help="Stream one answer when ready.")
 def command(
     listen: str | None,

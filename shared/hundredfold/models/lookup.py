@@ -162,8 +162,4 @@ def _no_weights(directory: Path, found: list[Path]) -> ModelError:
 
 def _nearest(name: str) -> str:
     near = difflib.get_close_matches(name.lower(), list(CATALOG), n=1, cutoff=0.5)
-    return (
-        f"; did you mean '{near[0]}'? Fetch it with `{_PULL} {near[0]}`"
-        if near
-        else f"; see `{_PULL} --help`"
-    )
+    return f"; did you mean '{near[0]}'? Fetch it with `{_PULL} {near[0]}`" if near else ""
