@@ -36,10 +36,18 @@ class CallBook:
     draining: bool = False
     active: int = 0
     """Calls in progress."""
-    finite: int = 0
-    """Those that end by themselves; streams in both directions belong to neighbours and last."""
+    cut_off: bool = False
+    """Whether the grace is over: calls that are cancelled now learn that it was us."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a call ends."""
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    """Tasks of the calls that end by themselves; streams in both directions belong to neighbours and last."""
+
+    def cut(self) -> None:
+        """End the finite calls that are still open with a status that says why."""
+        self.cut_off = True
+        for task in self.tasks:
+            task.cancel()
 
     def refusal(self) -> RequestError | None:
         """Why a new call is not taken, or ``None``."""
@@ -126,12 +134,14 @@ class _Call:
         self._method = method
         self._context = context
         self._lasting = lasting
+        self._task: Any = asyncio.current_task()
         self._span = call_span(method, context.invocation_metadata(), lasting=lasting)
 
     async def __aenter__(self) -> None:
         if self._book is not None:
             self._book.active += 1
-            self._book.finite += not self._lasting
+            if not self._lasting:
+                self._book.tasks.add(self._task)
         self._span.__enter__()
 
     async def __aexit__(
@@ -140,8 +150,11 @@ class _Call:
         self._span.__exit__(kind, error, trace)
         if self._book is not None:
             self._book.active -= 1
-            self._book.finite -= not self._lasting
+            self._book.tasks.discard(self._task)
             self._book.changed.set()
+            if isinstance(error, asyncio.CancelledError) and self._book.cut_off and not self._lasting:
+                message = "the service stopped before the call was done"
+                await abort(self._context, RequestError(grpc.StatusCode.CANCELLED, message))
         # gRPC's own errors (aborted already, or the client is gone) and cancellation are left to gRPC.
         if isinstance(error, RequestError):
             await abort(self._context, error)

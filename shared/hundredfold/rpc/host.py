@@ -175,7 +175,9 @@ class ServiceHost:
             self._book.draining = True
             if await self._drain():
                 self.drained.set()
-                await server.stop(_LAST_WORDS_S)
+            else:
+                self._book.cut()
+            await server.stop(_LAST_WORDS_S)
         finally:
             watch.cancel()
             await self._close(server)
@@ -197,7 +199,7 @@ class ServiceHost:
         """Wait until nothing runs in the room and no finite call is open. False when the grace ends."""
         deadline = time.monotonic() + self._grace_s
         log.info("draining", service=self.name, running=self._control.running(), grace_s=self._grace_s)
-        while self._control.running() > 0 or self._book.finite > 0:
+        while self._control.running() > 0 or self._book.tasks:
             left = deadline - time.monotonic()
             if left <= 0:
                 log.warning(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
@@ -21,14 +20,6 @@ class Demo(ServiceSettings):
 
     config_section: ClassVar[str] = "worker"
     listen: tuple[str, ...] = ("127.0.0.1:1",)
-
-
-@pytest.fixture(autouse=True)
-def restore() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:], root.level = handlers, level
 
 
 def captured(log_format: str, log_level: str = "info") -> io.StringIO:
