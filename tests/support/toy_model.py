@@ -88,6 +88,17 @@ class ToyModel:
     def runtime(self) -> RuntimeReport:
         return RuntimeReport("cpu", "fp32", (Selection("attention", "toy", "the only one"),), 0, 0, 1)
 
+    def logits_after(self, ids: list[int]) -> np.ndarray:
+        """float32[V]: what a sequence that ends with ``ids`` gets."""
+        held = np.array(ids, dtype=np.uint64) + np.uint64(1)
+        return self._logits((held * _WEIGHTS[: len(ids)]).sum(keepdims=True))[0]
+
+    def _logits(self, states: np.ndarray) -> np.ndarray:
+        low, high = states & np.uint64(0xFFFFFFFF), states >> np.uint64(32)
+        keys = np.stack([low, high], axis=1).astype(np.uint32)
+        hashed = bits(keys[:, :1], keys[:, 1:], spread(np.arange(self.vocab_size))[None, :])
+        return (hashed.astype(np.float64) * (12 / 2**32) - 6).astype(np.float32)
+
     def forward(
         self, token_ids: Tensor, batch: AttentionBatch, cache: PagedCache, logits_at: Tensor
     ) -> Tensor:
@@ -110,10 +121,7 @@ class ToyModel:
             assert not self.strict or (held > 0).all(), "a token was read before it was written"
             states.append(np.cumsum(held.astype(np.uint64) * _WEIGHTS[:length])[positions])
         wanted = np.concatenate(states)[logits_at.numpy()] if len(logits_at) else np.zeros(0, dtype=np.uint64)
-        low, high = wanted & np.uint64(0xFFFFFFFF), wanted >> np.uint64(32)
-        keys = np.stack([low, high], axis=1).astype(np.uint32)
-        hashed = bits(keys[:, :1], keys[:, 1:], spread(np.arange(self.vocab_size))[None, :])
-        logits = torch.from_numpy((hashed.astype(np.float64) * (12 / 2**32) - 6).astype(np.float32))
+        logits = torch.from_numpy(self._logits(wanted))
         if self.tamper is not None:
             self.tamper(token_ids, logits)
         return logits
