@@ -7,10 +7,12 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from hundredfold.config import ServiceSettings
 from hundredfold.telemetry.context import current_trace_id
+
+if TYPE_CHECKING:
+    from hundredfold.config import ServiceSettings
 
 _VALUES = "hundredfold_values"
 _MAX_CHARS = 500

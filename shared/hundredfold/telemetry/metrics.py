@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeterProvider, Observation
 
-from hundredfold.config import ServiceSettings
 from hundredfold.telemetry import names
-from hundredfold.telemetry.prometheus import Scrape, open_scrape
+
+if TYPE_CHECKING:
+    from hundredfold.config import ServiceSettings
+    from hundredfold.telemetry.prometheus import Scrape
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,9 @@ class ServiceMetrics:
     def __init__(self, service: str, settings: ServiceSettings) -> None:
         self._scrape: Scrape | None = None
         if settings.metrics_port is not None:
+            # Imported here: a client, and a service without the port, have no use for the SDK.
+            from hundredfold.telemetry.prometheus import open_scrape
+
             self._scrape = open_scrape(service, settings.listen, settings.metrics_port)
         meter = self._scrape.meter if self._scrape else NoOpMeterProvider().get_meter("hundredfold")
         self._meter: Meter = meter

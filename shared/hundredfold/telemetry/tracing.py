@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
-from hundredfold.config import ServiceSettings
 from hundredfold.telemetry.context import attached, extract, inject_span
+
+if TYPE_CHECKING:
+    from hundredfold.config import ServiceSettings
 
 _TRACER = "hundredfold"
 _MAX_LINKS = 128
