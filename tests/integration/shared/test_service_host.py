@@ -1,4 +1,4 @@
-"""The host over real gRPC: health, drain, errors, bounds, addresses."""
+"""The host's life over real gRPC: health, drain, addresses, threads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,70 +16,12 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from hundredfold.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
-from hundredfold.rpc import RequestError, ServiceHost, open_channel
-from hundredfold.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
-from support.echo_service import Echo, EchoSettings, build
-
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-NAMES = ("", "readiness", "hundredfold.v1.GenerationService", "hundredfold.v1.ControlService")
-MIB = 1024 * 1024
-
-
-class Running:
-    """A host that runs on this loop, and a channel to it."""
-
-    def __init__(self, host: ServiceHost, echo: Echo, task: asyncio.Task[int]) -> None:
-        self.host, self.echo, self.task = host, echo, task
-        self.channel = open_channel(host.addresses[0], 64 * MIB)
-        # The generated types are those of blocking stubs.
-        self.generation: Any = generation_pb2_grpc.GenerationServiceStub(self.channel)
-        self.control: Any = control_pb2_grpc.ControlServiceStub(self.channel)
-        self.health: Any = health_pb2_grpc.HealthStub(self.channel)
-        scheduler: Any = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
-        self.attach = scheduler.Attach
-
-    async def status(self, name: str = "") -> int:
-        answer = await self.health.Check(health_pb2.HealthCheckRequest(service=name))
-        return int(answer.status)
-
-    def stream(self, text: str) -> Any:
-        return self.generation.Generate(generation_pb2.GenerateRequest(text=text))
-
-    async def once(self, text: str, **how: Any) -> str:
-        request = generation_pb2.GenerateOnceRequest(request=generation_pb2.GenerateRequest(text=text))
-        answer = await self.generation.GenerateOnce(request, **how)
-        return str(answer.choices[0].content.text)
-
-    async def refusal(self, text: str, **how: Any) -> grpc.aio.AioRpcError:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await self.once(text, **how)
-        return caught.value
-
-
-@asynccontextmanager
-async def running(**settings: Any) -> AsyncIterator[Running]:
-    host, echo = build(EchoSettings(**settings), install_signals=False)
-    host.set_ready(True)
-    task = asyncio.create_task(host.run())
-    await asyncio.wait_for(host.started.wait(), 10)
-    service = Running(host, echo, task)
-    try:
-        yield service
-    finally:
-        await service.channel.close()
-        host.request_stop(0.0)
-        await asyncio.wait_for(service.task, 10)
-
-
-async def eventually(condition: Any, seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        await asyncio.sleep(0.01)
+from hundredfold.internal.v1 import scheduler_pb2
+from hundredfold.rpc import RequestError, ServiceHost
+from hundredfold.v1 import control_pb2
+from support.echo_host import MIB, NAMES, NOT_SERVING, SERVING, Running, eventually, running
+from support.echo_service import EchoSettings, build
 
 
 async def test_health_follows_readiness_and_liveness_does_not() -> None:
@@ -209,126 +149,6 @@ async def test_cancelling_run_stops_the_server() -> None:
 
 async def error_code(service: Running) -> grpc.StatusCode:
     return (await service.refusal("x")).code()
-
-
-async def test_request_errors_become_rich_statuses() -> None:
-    async with running() as service:
-        error = await service.refusal("refuse")
-        assert (error.code(), error.details()) == (
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "top_p = 7 is above 1",
-        )
-        assert RequestError.from_rpc(error).field == "sampling.top_p"
-        again = RequestError.from_rpc(await service.refusal("retry"))
-        assert (again.code, again.retry_after_s) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 1.5)
-        stream = service.stream("refuse")
-        assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def test_messages_of_any_length_fit_into_a_status() -> None:
-    async with running() as service:
-        error = await service.refusal("long")
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert str(error.details()).startswith("🙂🙂")
-
-
-async def test_other_errors_show_an_id_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    async with running() as service:
-        with caplog.at_level(logging.ERROR):
-            unary = await service.refusal("fail")
-            stream = service.stream("fail")
-            code, details = await stream.code(), await stream.details()
-        assert unary.code() is code is grpc.StatusCode.INTERNAL
-        for text in (str(unary.details()), str(details)):
-            assert "secret" not in text
-            assert "KeyError" not in text
-        error_id = str(unary.details()).split()[2].rstrip(";")
-        record = next(
-            r for r in caplog.records if r.__dict__["hundredfold_values"].get("error_id") == error_id
-        )
-        assert record.exc_info is not None
-        assert "/secret/path" in str(record.exc_info[1])
-
-
-async def test_a_message_that_is_none_is_the_callers_fault() -> None:
-    async with running() as service:
-        channel: Any = service.channel
-        unary = channel.unary_unary("/hundredfold.v1.GenerationService/GenerateOnce")(b"\xff\xff\xff")
-        assert await unary.code() is grpc.StatusCode.INVALID_ARGUMENT
-        stream = channel.unary_stream("/hundredfold.v1.GenerationService/Generate")(b"\xff\xff\xff")
-        assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
-        both = channel.stream_stream("/hundredfold.internal.v1.SchedulerService/Attach")()
-        await both.write(b"\xff\xff\xff")
-        assert await both.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def test_a_client_that_goes_away_cancels_the_handler() -> None:
-    async with running() as service:
-        stream = service.stream("hang")
-        await stream.read()
-        assert service.echo.running() == 1
-        stream.cancel()
-        await eventually(lambda: service.echo.ended == ["cancelled", "hang"])
-        expired = service.generation.Generate(generation_pb2.GenerateRequest(text="hang"), timeout=0.2)
-        assert await expired.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await eventually(lambda: service.echo.running() == 0)
-        assert service.host._book.active == 0
-
-
-async def test_messages_are_bounded_both_ways() -> None:
-    async with running() as service:
-        assert len(await service.once("x" * 20 * MIB)) == 20 * MIB
-        assert (await service.refusal("x" * 65 * MIB)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert await service.once("still here") == "x" * 10
-    async with running(max_message_bytes=65536) as service:
-        error = await service.refusal("x" * 70_000)
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "65536" in str(error.details())
-
-
-@pytest.mark.parametrize("size", [20_000, 10 * MIB])
-async def test_metadata_is_bounded(size: int) -> None:
-    async with running() as service:
-        assert await service.once("ok", metadata=(("note", "x" * 10_000),)) == "xx"
-        error = await service.refusal("no", metadata=(("note", "x" * size),), timeout=10)
-        assert error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
-        assert await service.once("still here") == "x" * 10
-
-
-async def test_calls_are_bounded_and_probes_are_not() -> None:
-    async with running(max_concurrent_rpcs=3) as service:
-        streams = [service.stream("hang") for _ in range(3)]
-        for stream in streams:
-            await stream.read()
-        error = await service.refusal("one more")
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "max_concurrent_rpcs is 3" in str(error.details())
-        assert RequestError.from_rpc(error).retry_after_s == 1.0
-        attached = service.attach()  # refused before it says a word
-        assert await attached.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert await service.status() == SERVING
-        assert await service.control.GetLoad(control_pb2.GetLoadRequest())
-        streams[0].cancel()
-        await eventually(lambda: service.echo.running() == 2)
-        assert await service.once("fits") == "xxxx"
-
-
-async def test_reflection_only_when_asked_for() -> None:
-    async def services(service: Running) -> list[str]:
-        channel: Any = service.channel
-        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
-        call = stub.ServerReflectionInfo()
-        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-        answer = await call.read()
-        call.cancel()
-        return [entry.name for entry in answer.list_services_response.service]
-
-    async with running() as service:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await services(service)
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    async with running(reflection=True) as service:
-        assert "hundredfold.v1.GenerationService" in await services(service)
 
 
 async def test_a_service_says_who_it_is() -> None:
