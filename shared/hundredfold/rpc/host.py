@@ -68,6 +68,7 @@ class ServiceHost:
         self._book = CallBook(settings.max_concurrent_rpcs)
         self._heartbeats: list[Heartbeat] = []
         self._ready = False
+        self._was_ready = False
         self._reason = "starting"
         self._exit_code = 0
         self._grace_s = settings.drain_grace_s
@@ -87,7 +88,9 @@ class ServiceHost:
         """As ``ServiceInfo.state``: starting, ready, degraded or draining."""
         if self._stop_asked:
             return "draining"
-        return "ready" if self._ready else ("starting" if self._reason == "starting" else "degraded")
+        if self._ready:
+            return "ready"
+        return "degraded" if self._was_ready else "starting"
 
     def service_info(self, *libraries: str) -> control_pb2.ServiceInfo:
         """This service as ``GetServerInfo`` shows it; the room adds model, runtime and plugins."""
@@ -97,6 +100,7 @@ class ServiceHost:
         """Whether the service can take requests, as its probes shall see it; ``reason`` says why not."""
         if (ready, reason) != (self._ready, self._reason):
             self._ready, self._reason = ready, reason
+            self._was_ready = self._was_ready or ready
             log.info("ready" if ready else "not ready", service=self.name, reason=reason)
             self._wake(self._changed)
 
@@ -236,8 +240,13 @@ class ServiceHost:
                     log.error("a loop makes no progress", service=self.name, loop=name, silent_s=seconds)
             known = {name for name, _ in silent}
             await board.publish(ready=self._ready and not self._stop_asked, alive=not silent)
+            began = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), _TICK_S)
+            late = time.monotonic() - began - _TICK_S
+            if late > _TICK_S:
+                # Probes got no answer meanwhile: whoever reads the log has to find out why.
+                log.warning("the event loop was blocked", service=self.name, blocked_s=late)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

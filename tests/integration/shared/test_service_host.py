@@ -45,6 +45,16 @@ async def test_health_follows_readiness_and_liveness_does_not() -> None:
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_a_service_is_starting_until_it_was_ready_once() -> None:
+    host, _ = build(EchoSettings(), install_signals=False)
+    states = [host.state]
+    for ready, reason in ((False, "loading the model"), (True, ""), (False, "no worker")):
+        host.set_ready(ready, reason)
+        states.append(host.state)
+    host.request_stop()
+    assert [*states, host.state] == ["starting", "starting", "ready", "degraded", "draining"]
+
+
 async def test_liveness_is_the_loops_progress() -> None:
     async with running() as service:
         beat = service.host.heartbeat("engine", limit_s=0.2)
