@@ -67,7 +67,7 @@ class Attempts:
         # A server may not have noticed yet that the connection of a resumed request is gone.
         still_running = resuming and isinstance(error, AlreadyExists)
         if not isinstance(error, Unavailable) and not still_running:
-            raise error
+            raise error from None
         now = self._clock()
         if self._failing_since is None:
             self._failing_since = now
@@ -80,5 +80,5 @@ class Attempts:
         if self._deadline is not None:
             give_up = min(give_up, self._deadline)
         if now + delay > give_up:
-            raise error
+            raise error from None
         return delay

@@ -117,10 +117,7 @@ class GenerateSession:
         return self._next_try(Unavailable(grpc.StatusCode.UNAVAILABLE, message))
 
     def _next_try(self, error: RequestFailed) -> float:
-        resuming = self._started is not None
-        delay = self._attempts.delay_after(error, resuming=resuming)
-        self.resumes += resuming
-        return delay
+        return self._attempts.delay_after(error, resuming=self._started is not None)
 
     def _accept_started(self, started: pb.Started) -> pb.Started | None:
         self.request_id = started.request_id
@@ -135,6 +132,7 @@ class GenerateSession:
                 f"cannot resume: the request began on model '{before.model}' with {before.prompt_tokens} "
                 f"prompt tokens, and the server now has '{started.model}' with {started.prompt_tokens}",
             )
+        self.resumes += 1
         return None
 
     def _accept_delta(self, delta: pb.Delta) -> pb.Delta | None:

@@ -1,0 +1,143 @@
+"""`hundredfold serve` as a person uses it: one command up, an answer, every service killed, Ctrl-C down."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hundredfold import Client
+from hundredfold.client import RetryPolicy
+from support.stack import SERVICES, free_port
+
+
+class Serving:
+    """A running `hundredfold serve`."""
+
+    def __init__(self, model: str, output: Path, *flags: str) -> None:
+        self.output = output
+        self.address = f"127.0.0.1:{free_port()}"
+        ports = [f"--scheduler-listen=127.0.0.1:{free_port()}", f"--worker-listen=127.0.0.1:{free_port()}"]
+        command = [
+            sys.executable,
+            "-c",
+            "from hundredfold.cli.main import run; run()",
+            "serve",
+            "--model",
+            model,
+        ]
+        with output.open("wb") as file:
+            self.process = subprocess.Popen(
+                [*command, f"--listen={self.address}", *ports, *flags],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "COLUMNS": "200"},
+            )
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def until(self, pattern: str, timeout_s: float = 120) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not re.search(pattern, self.text):
+            assert self.process.poll() is None, self.text
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.05)
+
+    def children(self) -> dict[str, psutil.Process]:
+        """The services' processes by name."""
+        found = {}
+        for process in psutil.Process(self.process.pid).children():
+            words = process.cmdline()
+            found |= {name: process for name in SERVICES if f"hundredfold_{name}" in words}
+        return found
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "output"
+
+
+@pytest.fixture
+def serving(default_model: str, output: Path) -> Iterator[Serving]:
+    running = Serving(default_model, output, "--sample", "--set", "worker.dtype=fp32")
+    try:
+        running.until("is ready after")
+        yield running
+    finally:
+        running.process.kill()
+        running.process.wait()
+
+
+def test_up_answer_kill_each_and_down(serving: Serving):
+    serving.until(r"why is the sky blue\?\s+\S+")
+    for place in ("127.0.0.1:", serving.address, "hundredfold generate"):
+        assert place in serving.text
+    with Client(serving.address, retry=RetryPolicy(connect_s=30, resume_s=60)) as client:
+        prompt = "A long story about a river: "
+        undisturbed = client.generate(prompt, max_tokens=300, temperature=0, ignore_eos=True).result()
+        assert len(undisturbed.token_ids) == 300
+        before = serving.children()
+        assert set(before) == set(SERVICES)
+
+        def kill_each() -> None:
+            for name in SERVICES:
+                time.sleep(1)
+                before[name].kill()
+
+        killing = threading.Thread(target=kill_each)
+        killing.start()
+        texts = []
+        while killing.is_alive() or not texts:  # the machine decides how many answers the killing takes
+            stream = client.generate(prompt, max_tokens=300, temperature=0, ignore_eos=True)
+            texts.append("".join(stream.texts()))
+        killing.join()
+        assert set(texts) == {undisturbed.text}
+    for name in SERVICES:
+        serving.until(f"{name} is ready again")
+    after = serving.children()
+    assert not {p.pid for p in after.values()} & {p.pid for p in before.values()}
+    serving.process.send_signal(signal.SIGINT)
+    assert serving.process.wait(60) == 0, serving.text
+    assert not any(process.is_running() for process in after.values())
+
+
+def test_children_die_with_a_killed_supervisor(serving: Serving):
+    children = serving.children()
+    serving.process.kill()
+    serving.process.wait()
+    _, alive = psutil.wait_procs(children.values(), timeout=5)
+    assert alive == []
+
+
+def test_a_port_in_use_is_said_and_ends_it(default_model: str, output: Path):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        running = Serving(default_model, output, f"--listen=127.0.0.1:{port}")
+        assert running.process.wait(60) == 1
+    assert "before it was ready" in running.text
+    assert str(port) in running.text
+
+
+def test_a_wrong_setting_is_said_and_ends_it(default_model: str, output: Path):
+    running = Serving(default_model, output, "--set", "tokenizer.max_requests=none-such")
+    assert running.process.wait(60) == 2
+    assert "max_requests" in running.text
+    assert "tokenizer cannot use its configuration" in running.text
+
+
+def test_a_model_that_is_not_there_is_said_at_once(output: Path):
+    running = Serving("./no/such/model", output)
+    assert running.process.wait(20) == 2
+    assert "model path './no/such/model' does not exist" in running.text
