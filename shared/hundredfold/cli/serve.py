@@ -37,7 +37,7 @@ _COLOURS = {"tokenizer": "cyan", "scheduler": "magenta", "worker": "yellow", "se
 @click.option("--memory-utilization", metavar="NUMBER", help="Share of the memory that the worker may use.")
 @click.option("--dtype", metavar="TYPE", help="Type of the activations.")
 @click.option("--kv-cache-dtype", metavar="TYPE", help="Type of the cache.")
-@click.option("--threads", metavar="INTEGER", help="Threads that the worker computes with.")
+@click.option("--threads", "num_threads", metavar="INTEGER", help="Threads that the worker computes with.")
 @click.option("--drain-grace-s", metavar="NUMBER", help="Seconds that running requests get when stopping.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="text or json.")

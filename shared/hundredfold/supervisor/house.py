@@ -20,6 +20,7 @@ SERVICES = ("tokenizer", "scheduler", "worker")
 LISTEN = {"tokenizer": "127.0.0.1:50051", "scheduler": "127.0.0.1:50052", "worker": "127.0.0.1:50053"}
 NEIGHBOUR = {"tokenizer": "scheduler", "scheduler": "worker"}
 DEFAULT_DRAIN_GRACE_S = 30.0
+THREADS = "OMP_NUM_THREADS"
 _STOP_MARGIN_S = 5.0
 
 SHARED_SETTINGS: Mapping[str, tuple[str, ...]] = {
@@ -34,7 +35,7 @@ SHARED_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "memory_utilization": ("worker",),
     "dtype": ("worker",),
     "kv_cache_dtype": ("worker",),
-    "threads": ("worker",),
+    "num_threads": ("worker",),
 }
 """Settings with a flag of their own, and the services that get them."""
 
@@ -121,20 +122,17 @@ class House:
         given |= {
             setting: value for (service, setting), value in self._options.extra.items() if service == name
         }
-        tether = (
-            sys.executable,
-            "-m",
-            "hundredfold.supervisor.tether",
-            str(os.getpid()),
-            f"hundredfold_{name}",
-        )
+        variables = thread_variables(name)
+        if name == "worker" and THREADS in variables and not self._configured(name, "num_threads"):
+            given.setdefault("num_threads", variables[THREADS])
+        tether = ("-m", "hundredfold.supervisor.tether", str(os.getpid()), f"hundredfold_{name}")
         config = ("--config", str(self._options.config)) if self._options.config else ()
         flags = (part for setting, value in given.items() for part in _flag(setting, value))
         return ChildSpec(
             name=name,
-            command=(*tether, *config, *flags),
+            command=(sys.executable, *tether, *config, *flags),
             address=self.socket(name),
-            environment=thread_variables(name),
+            environment=variables,
             stop_s=self._grace(name, given) + _STOP_MARGIN_S,
         )
 
@@ -167,7 +165,7 @@ def thread_variables(service: str) -> dict[str, str]:
     """
     cores = usable_cores()
     threads = (cores if cores < 4 else cores - 1) if service == "worker" else 1
-    wanted = {"OMP_NUM_THREADS": threads, "RAYON_NUM_THREADS": 1}
+    wanted = {THREADS: threads, "RAYON_NUM_THREADS": 1}
     variables = {name: str(value) for name, value in wanted.items() if name not in os.environ}
     return {"PYTHONUNBUFFERED": "1", **variables}
 

@@ -8,14 +8,28 @@ from pathlib import Path
 
 import pytest
 
+from hundredfold.cli.serve import command
 from hundredfold.config import ConfigError
 from hundredfold.supervisor.cores import usable_cores
-from hundredfold.supervisor.house import SERVICES, House, HouseOptions, parse_extra, thread_variables
+from hundredfold.supervisor.house import (
+    LISTEN,
+    NEIGHBOUR,
+    SERVICES,
+    SHARED_SETTINGS,
+    House,
+    HouseOptions,
+    parse_extra,
+    thread_variables,
+)
 from hundredfold.supervisor.restarts import RestartBook, RestartPolicy
+from hundredfold_scheduler.settings import SchedulerSettings
+from hundredfold_tokenizer.settings import TokenizerSettings
+from hundredfold_worker.settings import WorkerSettings
 
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hundredfold.supervisor.house.usable_cores", lambda: 2)
     for variable in list(os.environ):
         if variable.startswith(("HUNDREDFOLD_", "OMP_", "RAYON_")):
             monkeypatch.delenv(variable)
@@ -44,7 +58,7 @@ def test_defaults(tmp_path: Path):
         "scheduler": [
             *(f"--listen=127.0.0.1:50052,{unix['scheduler']}", "--model=m", f"--worker={unix['worker']}"),
         ],
-        "worker": [f"--listen=127.0.0.1:50053,{unix['worker']}", "--model=m"],
+        "worker": [f"--listen=127.0.0.1:50053,{unix['worker']}", "--model=m", "--num-threads=2"],
     }
     assert [spec.address for spec in specs] == [unix[name] for name in SERVICES]
     assert [spec.stop_s for spec in specs] == [35, 10, 10]
@@ -66,7 +80,7 @@ def test_flags_go_where_they_belong(tmp_path: Path):
     assert made["tokenizer"][2].startswith("--listen=0.0.0.0:9,[::1]:9,unix:")
     assert made["tokenizer"][-1] == "--insecure"
     assert made["scheduler"][-1] == "--no-reflection"
-    assert made["worker"][-1] == "--x-y=a=b c"
+    assert "--x-y=a=b c" in made["worker"]
     assert [spec.stop_s for spec in House(options, tmp_path).specs("m")] == [7, 7, 7]
 
 
@@ -84,6 +98,34 @@ def test_file_and_environment_are_not_overruled_by_defaults(tmp_path: Path, monk
     assert asked.model("default") == "asked"
     assert asked.listen["worker"] == "127.0.0.1:1"
     assert House(HouseOptions(), tmp_path).model("default") == "default"
+
+
+def test_the_workers_threads_are_left_alone_where_someone_said_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def threads(options: HouseOptions) -> list[str]:
+        return [
+            flag for flag in flags(House(options, tmp_path))["worker"] if flag.startswith("--num-threads")
+        ]
+
+    assert threads(HouseOptions()) == ["--num-threads=2"]
+    assert threads(HouseOptions(shared={"num_threads": "7"})) == ["--num-threads=7"]
+    assert threads(HouseOptions(extra={("worker", "num_threads"): "8"})) == ["--num-threads=8"]
+    monkeypatch.setenv("HUNDREDFOLD_WORKER_NUM_THREADS", "9")
+    assert threads(HouseOptions()) == []
+
+
+def test_every_setting_with_a_flag_of_its_own_is_one_of_its_services():
+    services = {"tokenizer": TokenizerSettings, "scheduler": SchedulerSettings, "worker": WorkerSettings}
+    for setting, names in SHARED_SETTINGS.items():
+        for name in names:
+            assert setting in services[name].model_fields, (setting, name)
+    offered = {option.name for option in command.params}
+    assert set(SHARED_SETTINGS) <= offered
+    for name, neighbour in NEIGHBOUR.items():
+        assert neighbour in services[name].model_fields
+    for name, address in LISTEN.items():
+        assert services[name].model_fields["listen"].default == (address,)
 
 
 @pytest.mark.parametrize("content", [None, "not = = toml", b"\xff\xfe"])
