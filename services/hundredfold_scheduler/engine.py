@@ -26,8 +26,8 @@ IDLE_CHECK_S = 1.0
 class WorkerStream(Protocol):
     """The stream to the connected worker."""
 
-    async def send(self, message: worker_pb2.ExecuteRequest) -> None:
-        """Send a plan; a stream that is broken says so through ``Engine.worker_lost``."""
+    def send(self, message: worker_pb2.ExecuteRequest) -> None:
+        """Send a plan soon; a stream that is broken says so through ``Engine.worker_lost``."""
 
     def abandon(self, reason: str) -> None:
         """Give the stream up: the worker behind it cannot be used any more."""
@@ -55,6 +55,7 @@ class Engine:
         self._results: deque[worker_pb2.StepResult] = deque()
         self._woken = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._last_result_at = 0.0
         self._idle_since: float | None = None
         self._checked = True
         """Nothing has happened since accounts were last checked."""
@@ -117,20 +118,21 @@ class Engine:
         while True:
             self._woken.clear()
             self._heartbeat.beat()
-            await self._turn()
+            self._turn()
             self._heartbeat.rest()
             self._set_timer()
             await self._woken.wait()
 
-    async def _turn(self) -> None:
+    def _turn(self) -> None:
         """Take in what came, plan as far ahead as allowed, tell the replicas."""
         now = self._clock()
         while self._results:
+            self._last_result_at = now
             self._take(self._results.popleft(), now)
         self.core.expire(now)
         while self._stream is not None and (plan := self.core.plan(self._clock())) is not None:
             self._checked = False
-            await self._stream.send(plan_message(plan))
+            self._stream.send(plan_message(plan))
         for attachment in list(self.core.state.attachments.values()):
             if attachment.outbox:
                 attachment.notify()
@@ -152,10 +154,15 @@ class Engine:
 
     def _check_worker(self, now: float) -> None:
         """A worker that does not answer is as dead as one that is gone."""
-        sent_at = self.core.oldest_plan_sent_at()
-        if sent_at is not None and now - sent_at >= self._step_timeout_s:
-            log.error("the worker answers no step", waited_s=now - sent_at)
+        due = self._result_due()
+        if due is not None and now >= due:
+            log.error("the worker answers no step", step_timeout_s=self._step_timeout_s)
             self._abandon(f"no result within step_timeout_s = {self._step_timeout_s:g}")
+
+    def _result_due(self) -> float | None:
+        """When the worker is late; a step begins when it was sent or the one before it was done."""
+        sent_at = self.core.oldest_plan_sent_at()
+        return None if sent_at is None else max(sent_at, self._last_result_at) + self._step_timeout_s
 
     def _check_when_idle(self, now: float) -> None:
         if not self.core.idle:
@@ -168,9 +175,7 @@ class Engine:
 
     def _set_timer(self) -> None:
         """Wake up when a deadline passes, a result is overdue or an idle engine can be checked."""
-        times = [self.core.next_deadline()]
-        sent_at = self.core.oldest_plan_sent_at()
-        times.append(None if sent_at is None else sent_at + self._step_timeout_s)
+        times = [self.core.next_deadline(), self._result_due()]
         if self._idle_since is not None and not self._checked:
             times.append(self._idle_since + IDLE_CHECK_S)
         due = min((when for when in times if when is not None), default=None)

@@ -5,6 +5,7 @@ back.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -97,7 +98,9 @@ class WorkerLink:
                 answer = await call.read()
         except TimeoutError:
             raise WorkerLost(f"the worker did not welcome us within {_ANSWER_S:g} s") from None
-        if answer is grpc.aio.EOF or not answer.HasField("welcome"):
+        if answer is grpc.aio.EOF:
+            raise WorkerLost(await _ending(call))
+        if not answer.HasField("welcome"):
             raise WorkerLost("the worker did not begin with a welcome")
         if answer.welcome.incarnation != info.incarnation:
             raise WorkerLost("the worker was restarted during the handshake")
@@ -109,22 +112,25 @@ class WorkerLink:
         self._explained = ""
         self._engine.worker_connected(stream, limits)
         self._readiness.connected()
-        reading = asyncio.create_task(self._read(call, stream))
+        reader = asyncio.create_task(self._read(call, stream))
+        writer = asyncio.create_task(stream.write())
         try:
-            await asyncio.wait((reading, stream.abandoned), return_when=asyncio.FIRST_COMPLETED)
+            # A broken stream ends both; the reader is the one that knows why.
+            await asyncio.wait({reader, stream.abandoned}, return_when=asyncio.FIRST_COMPLETED)
             if stream.abandoned.done():
-                raise WorkerLost(stream.abandoned.result())
-            await reading
+                raise WorkerLost(stream.reason)
+            await reader
         finally:
-            reading.cancel()
             self._engine.worker_lost(stream)
             self._readiness.lost()
+            reader.cancel()
+            writer.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
 
     async def _read(self, call: Any, stream: ExecuteStream) -> None:
         while (answer := await call.read()) is not grpc.aio.EOF:
             self._engine.worker_answered(stream, answer.result)
-        code, details = await call.code(), await call.details()
-        raise WorkerLost(f"the worker ended its stream: {code.name} {details}".rstrip())
+        raise WorkerLost(await _ending(call))
 
     def _explain(self, reason: str, tell: Callable[..., None]) -> None:
         """Say why there is no worker, once per reason."""
@@ -135,20 +141,40 @@ class WorkerLink:
 
 
 class ExecuteStream:
-    """The engine's end of one stream. See ``engine.WorkerStream``."""
+    """The engine's end of one stream. A worker that reads nothing holds up the writer, never the engine."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
-        self.abandoned: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._plans: deque[worker_pb2.ExecuteRequest] = deque()
+        """As many as may be in flight."""
+        self._something = asyncio.Event()
+        self.abandoned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.reason = ""
+        """Why it was abandoned."""
 
-    async def send(self, message: worker_pb2.ExecuteRequest) -> None:
-        """Send a plan. It is the reader that tells when the stream has broken."""
-        try:
-            await self._call.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            log.debug("a plan was not sent", reason=str(error))
+    def send(self, message: worker_pb2.ExecuteRequest) -> None:
+        """See ``engine.WorkerStream``."""
+        self._plans.append(message)
+        self._something.set()
 
     def abandon(self, reason: str) -> None:
-        """Give the stream up."""
+        """See ``engine.WorkerStream``."""
         if not self.abandoned.done():
-            self.abandoned.set_result(reason)
+            self.reason = reason
+            self.abandoned.set_result(None)
+
+    async def write(self) -> None:
+        """Send plans until the stream breaks."""
+        while True:
+            while self._plans:
+                try:
+                    await self._call.write(self._plans.popleft())
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    return
+            self._something.clear()
+            await self._something.wait()
+
+
+async def _ending(call: Any) -> str:
+    code, details = await call.code(), await call.details()
+    return f"the worker ended the stream: {code.name} {details}".rstrip()

@@ -85,7 +85,9 @@ class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer):
             max_num_batched_tokens=self.max_num_batched_tokens,
         )
 
-    async def Execute(self, request_iterator: AsyncIterator[worker_pb2.ExecuteRequest], context: Any) -> None:
+    async def Execute(  # type: ignore[override] # gRPC awaits what writes by itself
+        self, request_iterator: AsyncIterator[worker_pb2.ExecuteRequest], context: Any
+    ) -> None:
         hello = (await anext(aiter(request_iterator))).hello
         if self.worker is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another scheduler is here")

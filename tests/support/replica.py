@@ -65,11 +65,12 @@ class Replica:
     ) -> Replica:
         """Open a stream and shake hands. Raises ``AioRpcError`` when refused."""
         channel = open_channel(address, 64 * _MIB)
-        call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Attach()  # type: ignore[call-arg]
+        stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        call = stub.Attach()
         hello = scheduler_pb2.AttachHello(
             protocol_version=protocol_version, replica=name, model_fingerprint=fingerprint
         )
-        await call.write(scheduler_pb2.AttachRequest(hello=hello))  # type: ignore[union-attr]
+        await call.write(scheduler_pb2.AttachRequest(hello=hello))
         replica = cls(channel, call)
         async with asyncio.timeout(10):
             await asyncio.wait(

@@ -80,6 +80,8 @@ class Harness:
         self.scheduler = Scheduler(config, self.observer, seed=b"test" * 8)
         self.replica: Attachment = self.scheduler.attach("replica", lambda: None, self.now)
         self.received: dict[int, Received] = {}
+        self.numbers: dict[int, int] = {}
+        """Stream ids by the scheduler's own numbers."""
         self.plans: list[StepPlan] = []
         self.results: deque[StepResult] = deque()
         self.start_worker()
@@ -119,7 +121,9 @@ class Harness:
             stop_token_ids=frozenset({EOS}),
         )
         received = self.received[stream_id] = Received()
-        self.scheduler.submit(self.replica, replace(submission, **more), self.now)  # type: ignore[arg-type]
+        request = self.scheduler.submit(self.replica, replace(submission, **more), self.now)  # type: ignore[arg-type]
+        if request is not None:
+            self.numbers[request.sequence.number] = stream_id
         return received
 
     def cancel(self, stream_id: int) -> None:
@@ -129,18 +133,26 @@ class Harness:
     def turn(self) -> bool:
         """Plan as far ahead as allowed, then take one result in; false when there was nothing to do."""
         self.now += 1
-        busy = False
+        planned = self.plan_ahead()
+        return self.take_result() or planned
+
+    def plan_ahead(self) -> bool:
+        """Send every plan that may be sent now; false when there was none."""
+        made = len(self.plans)
         while (plan := self.scheduler.plan(self.now)) is not None:
             self.plans.append(plan)
             self.results.append(self.worker.step(plan))
-            busy = True
-        if self.results:
+        return len(self.plans) > made
+
+    def take_result(self) -> bool:
+        """Take the next result in and read what it brought; false when none is due."""
+        due = bool(self.results)
+        if due:
             self.scheduler.apply(self.results.popleft(), self.now)
-            busy = True
         if self.check_every_step:
             check_sums(self.scheduler.state)
         self.read()
-        return busy
+        return due
 
     def read(self) -> None:
         """The replica reads all that waits for it."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hundredfold.v1 import control_pb2
 from hundredfold_scheduler.service import SchedulerService
 from hundredfold_scheduler.settings import SchedulerSettings
+from support.eventually import eventually
 from support.grpc_worker import GrpcWorker
 from support.replica import Replica
 
@@ -36,15 +37,11 @@ class SchedulerStack:
 
     async def wait_worker(self, timeout_s: float = 10) -> None:
         """Until a worker is connected."""
-        async with asyncio.timeout(timeout_s):
-            while not self.service.engine.worker_ready:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: self.service.engine.worker_ready, timeout_s)
 
     async def wait_idle(self, timeout_s: float = 5) -> None:
         """Until no request is left, then count everything."""
-        async with asyncio.timeout(timeout_s):
-            while not self.service.core.idle:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: self.service.core.idle, timeout_s)
         self.service.core.check_integrity()
         assert not self.service.core.state.requests
         assert (await self.load()).blocks.used == 0

@@ -144,6 +144,10 @@ class Planner:
             sequence = waiting.pop()
             if sequence is None:
                 break
+            if not sequence.started and any(earlier.started for earlier in passed_over):
+                # What was preempted waits for its memory, and nobody who never ran takes it meanwhile.
+                passed_over.append(sequence)
+                break
             if self._admission.try_admit(sequence, worker, self._budget, now) is Verdict.ADMITTED:
                 self._new.append(sequence)
                 self._add_row(sequence, min(self._left(sequence), self._budget))

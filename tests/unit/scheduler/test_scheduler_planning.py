@@ -1,0 +1,366 @@
+"""Plans: one budget, chunked prefill beside decodes, room in memory, preemption without thrash."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hundredfold_scheduler.core.failures import Code
+from hundredfold_scheduler.core.observer import Observer
+from hundredfold_scheduler.core.planner import MAX_BYPASSES
+from hundredfold_scheduler.core.request import Sequence
+from support.fake_worker import Script, expected_output
+from support.scheduler_harness import SMALL, Harness, Received
+
+
+class Preemptions(Observer):
+    """Remembers who was preempted, and what each admission found in the cache."""
+
+    def __init__(self) -> None:
+        self.victims: list[int] = []
+        self.facts: list[tuple[str, int, int]] = []
+        self.admissions: list[int] = []
+
+    def preempted(self, sequence: Sequence, lost_tokens: int, free_blocks: int) -> None:
+        self.victims.append(sequence.stream_id)
+        self.facts.append((sequence.request.request_id, lost_tokens, free_blocks))
+
+    def admitted(self, sequence: Sequence, cached_tokens: int) -> None:
+        self.admissions.append(sequence.stream_id)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return [3 + (seed * 7919 + i * 31) % 990 for i in range(length)]
+
+
+def assert_right(received: Received, ids: list[int], max_tokens: int, script: Script = Script()) -> None:  # noqa: B008
+    assert received.failure is None
+    assert received.finished is not None
+    assert received.ids == expected_output(ids, max_tokens, script, 1000)
+
+
+@pytest.mark.parametrize("plans_in_flight", [1, 2])
+def test_a_long_prompt_is_computed_in_chunks_beside_decodes(plans_in_flight: int) -> None:
+    """Item 8: a prompt of many chunks never keeps a running answer waiting for more than a step."""
+    harness = Harness(replace(SMALL, max_model_len=1024, num_blocks=128), plans_in_flight)
+    short = [harness.submit(i, prompt(i, 8), 60) for i in range(4)]
+    for _ in range(6):
+        harness.turn()
+    long = harness.submit(9, prompt(9, 64 * 12), 4)
+    before = [len(r.ids) for r in short]
+    turns = 0
+    while not long.ids:
+        harness.turn()
+        turns += 1
+        after = [len(r.ids) for r in short]
+        assert all(b == a + 1 for a, b in zip(before, after, strict=True))
+        before = after
+    assert turns >= 12
+    assert max(sum(plan.num_tokens) for plan in harness.plans) == 64
+    harness.run()
+    for i, received in enumerate(short):
+        assert_right(received, prompt(i, 8), 60)
+    assert_right(long, prompt(9, 64 * 12), 4)
+
+
+def test_a_step_never_passes_its_budget() -> None:
+    harness = Harness(replace(SMALL, max_num_batched_tokens=32))
+    for i in range(20):
+        harness.submit(i, prompt(i, 20 + i), 10)
+    harness.run()
+    assert max(sum(plan.num_tokens) for plan in harness.plans) == 32
+    assert max(len(plan.slots) for plan in harness.plans) == 8
+
+
+def test_the_next_plan_is_sent_before_the_result() -> None:
+    """One step is always in flight: with two plans allowed, the second names the sequence without its
+    token.
+    """
+    harness = Harness()
+    harness.submit(0, prompt(0, 10), 5)
+    first, second = harness.scheduler.plan(1.0), harness.scheduler.plan(1.0)
+    assert first is not None
+    assert second is not None
+    assert (first.num_tokens, second.num_tokens) == ([10], [1])
+    assert harness.scheduler.plan(1.0) is None
+
+
+def test_no_row_is_planned_past_the_output_limit() -> None:
+    """What ends by length is known ahead: no step computes a token that nobody will get."""
+    harness = Harness()
+    harness.submit(0, prompt(0, 10), 4)
+    harness.run()
+    assert [plan.num_tokens for plan in harness.plans if plan.slots] == [[10], [1], [1], [1]]
+    assert harness.worker.computed_tokens == 10 + 3
+
+
+@pytest.mark.parametrize("length", [15, 16, 17, 32])
+@pytest.mark.parametrize("plans_in_flight", [1, 2])
+def test_lengths_at_block_boundaries(length: int, plans_in_flight: int) -> None:
+    """Item 26: lengths that divide by the block size, in the prompt and across the answer."""
+    harness = Harness(plans_in_flight=plans_in_flight)
+    received = [
+        harness.submit(i, prompt(i, length), output) for i, output in enumerate([1, 2, 15, 16, 17, 33])
+    ]
+    harness.run()
+    for i, output in enumerate([1, 2, 15, 16, 17, 33]):
+        assert_right(received[i], prompt(i, length), output)
+    harness.assert_empty()
+
+
+def test_scoring_alone_computes_the_prompt_and_samples_nothing() -> None:
+    harness = Harness()
+    received = harness.submit(0, prompt(0, 100), 0)
+    harness.run()
+    assert received.finished is not None
+    assert received.ids == []
+    assert harness.worker.computed_tokens == 100
+
+
+def test_big_request_does_not_block_small_ones_nor_starve() -> None:
+    """Item 2: 40 of 64 blocks are held; one that needs 30 waits, ten small ones pass, and it starts in the
+    end.
+    """
+    harness = Harness(replace(SMALL, max_model_len=2048, max_num_seqs=16, max_num_batched_tokens=1024))
+    holder = harness.submit(0, prompt(0, 38 * 16), 40)
+    harness.turn()
+    big = harness.submit(1, prompt(1, 29 * 16), 10)
+    small = [harness.submit(10 + i, prompt(10 + i, 8), 4) for i in range(10)]
+    while not all(r.finished for r in small):
+        harness.turn()
+    assert not big.ids
+    assert holder.finished is None
+    harness.run()
+    assert_right(big, prompt(1, 29 * 16), 10)
+
+
+def test_a_big_request_is_overtaken_a_bounded_number_of_times() -> None:
+    """Item 2, the other way: small ones keep coming for ever and the big one starts all the same."""
+    harness = Harness(replace(SMALL, max_model_len=2048, max_num_batched_tokens=1024))
+    for i in range(7):
+        harness.submit(i, prompt(i, 6 * 16), 40)
+    harness.turn()
+    big = harness.submit(1000, prompt(99, 60 * 16), 4)
+    overtaking = 0
+    for i in range(2000, 3000):
+        if big.ids:
+            break
+        harness.submit(i, prompt(i, 8), 20)
+        harness.turn()
+    started = [harness.numbers[new.sequence_id] for plan in harness.plans for new in plan.new_sequences]
+    overtaking = sum(i >= 2000 for i in started[: started.index(1000)])
+    assert 0 < overtaking <= MAX_BYPASSES
+    harness.run()
+    assert_right(big, prompt(99, 60 * 16), 4)
+
+
+def test_a_preempted_request_keeps_its_place() -> None:
+    """Item 1: A, preempted, goes before B of equal priority that arrived earlier and never ran; one
+    recomputation.
+    """
+    watch = Preemptions()
+    harness = Harness(replace(SMALL, num_blocks=12, max_num_seqs=2), observer=watch)
+    first = harness.submit(0, prompt(0, 60), 120)
+    second = harness.submit(1, prompt(1, 60), 60)
+    harness.turn()
+    waiting = harness.submit(2, prompt(2, 60), 10)
+    waiting.ids = waiting.ids
+    harness.run()
+    assert watch.victims == [1]
+    assert watch.admissions == [0, 1, 1, 2]
+    assert_right(first, prompt(0, 60), 120)
+    assert_right(second, prompt(1, 60), 60)
+    assert second.finished is not None
+    assert second.finished.account.preemptions == 1
+    assert harness.scheduler.state.totals.recomputed_tokens <= 120
+
+
+def test_two_large_requests_do_not_thrash() -> None:
+    """Item 3: two of 0.7 of the capacity each, in chunks of 32: at most two preemptions, both finish."""
+    for split in (0.2, 0.5, 0.69):
+        capacity = 64 * 16
+        harness = Harness(replace(SMALL, max_model_len=2048, max_num_batched_tokens=32))
+        length = int(capacity * split)
+        output = int(capacity * 0.7) - length
+        received = [harness.submit(i, prompt(i, length), output) for i in range(2)]
+        harness.run()
+        assert harness.scheduler.state.totals.preemptions <= 2
+        for i in range(2):
+            assert_right(received[i], prompt(i, length), output)
+
+
+def test_a_prompt_is_admitted_only_when_all_of_it_fits() -> None:
+    """Item 3: no first chunk of what cannot be completed."""
+    harness = Harness(replace(SMALL, max_model_len=2048, max_num_batched_tokens=32))
+    harness.submit(0, prompt(0, 40 * 16), 100)
+    harness.turn()
+    harness.submit(1, prompt(1, 40 * 16), 4)
+    for _ in range(100):
+        harness.turn()
+        assert harness.scheduler.load().running == 1
+    harness.run()
+    assert harness.scheduler.state.totals.preemptions == 0
+
+
+def test_an_admission_that_fails_changes_nothing() -> None:
+    """Admission is a transaction: a candidate that does not fit leaves blocks, hits and promises as they
+    were.
+    """
+    harness = Harness(replace(SMALL, max_model_len=2048, num_blocks=24))
+    stem = prompt(5, 64)
+    harness.submit(0, stem, 1)
+    harness.run()
+    harness.submit(1, prompt(1, 300), 60)
+    state = harness.scheduler.state
+    for _ in range(8):
+        harness.turn()
+    while any(s.capacity - s.reserved < 2 for s in state.running.values()):
+        harness.turn()
+    assert state.worker is not None
+    pool = state.worker.cache.pool
+    before = (
+        pool.cached_blocks(),
+        sorted(pool.free_blocks()),
+        list(pool.references),
+        state.worker.cache.promised,
+    )
+    harness.submit(2, stem + prompt(2, 200), 1)
+    plan = harness.scheduler.plan(harness.now)
+    assert plan is None or not plan.new_sequences
+    after = (
+        pool.cached_blocks(),
+        sorted(pool.free_blocks()),
+        list(pool.references),
+        state.worker.cache.promised,
+    )
+    assert after == before
+
+
+@pytest.mark.parametrize("plans_in_flight", [1, 2])
+def test_requests_that_cannot_all_grow_all_finish(plans_in_flight: int) -> None:
+    """Item 7: NB = 32, eight requests of 4 + 4 blocks at once. Nobody's cache is reset, nothing hangs."""
+    harness = Harness(replace(SMALL, num_blocks=32, max_num_batched_tokens=512), plans_in_flight)
+    received = [harness.submit(i, prompt(i, 64), 64) for i in range(8)]
+    harness.run()
+    for i in range(8):
+        assert_right(received[i], prompt(i, 64), 64)
+    harness.assert_empty()
+
+
+@pytest.mark.parametrize("plans_in_flight", [1, 2])
+def test_a_decode_goes_on_while_others_are_preempted(plans_in_flight: int) -> None:
+    """Item 6: one decode, one chunked long prefill, and a third that has to be preempted: no gap of 20
+    steps.
+    """
+    harness = Harness(
+        replace(SMALL, max_model_len=512, num_blocks=26, max_num_batched_tokens=8, max_num_seqs=4),
+        plans_in_flight,
+    )
+    decode = harness.submit(0, prompt(0, 16), 200)
+    third = harness.submit(1, prompt(1, 8), 120)
+    for _ in range(40):
+        harness.turn()
+    long = harness.submit(2, prompt(2, 150), 60)
+    gap = longest = 0
+    while decode.finished is None:
+        before = len(decode.ids)
+        harness.turn()
+        gap = 0 if len(decode.ids) > before else gap + 1
+        longest = max(longest, gap)
+    assert longest < 20
+    harness.run()
+    assert harness.scheduler.state.totals.preemptions >= 1
+    assert_right(third, prompt(1, 8), 120)
+    assert_right(long, prompt(2, 150), 60)
+
+
+def test_preemption_is_told_with_what_it_costs() -> None:
+    """Item 5: request id, tokens thrown away, free blocks; and recomputed beside computed tokens."""
+    watch = Preemptions()
+    harness = Harness(replace(SMALL, num_blocks=10, max_num_seqs=3), observer=watch)
+    for i in range(3):
+        harness.submit(i, prompt(i, 20), 100, skip_prefix_cache=True)
+    harness.run()
+    assert watch.facts
+    for request_id, lost_tokens, free_blocks in watch.facts:
+        assert request_id.startswith("request-")
+        assert lost_tokens >= 20
+        assert free_blocks == 0
+    totals = harness.scheduler.state.totals
+    lost = sum(lost for _, lost, _ in watch.facts)
+    assert lost <= totals.recomputed_tokens <= lost + len(watch.facts), (
+        "at most the token in flight comes on top"
+    )
+    assert totals.computed_tokens == harness.worker.computed_tokens
+    assert totals.preemptions == len(watch.facts)
+
+
+def test_the_victim_is_the_latest_of_the_lowest_priority() -> None:
+    watch = Preemptions()
+    harness = Harness(replace(SMALL, num_blocks=12, max_num_seqs=4), observer=watch)
+    harness.submit(0, prompt(0, 20), 100, priority=0)
+    harness.submit(1, prompt(1, 20), 100, priority=5)
+    harness.submit(2, prompt(2, 20), 100, priority=0)
+    harness.submit(3, prompt(3, 20), 100, priority=5)
+    harness.run()
+    assert watch.victims[:2] == [2, 0]
+
+
+def test_victim_choice_is_a_point_to_plug_in() -> None:
+    """Item 5: another policy, and it is asked."""
+
+    class Earliest:
+        asked = 0
+
+        def choose(self, running):  # type: ignore[no-untyped-def]
+            Earliest.asked += 1
+            return min(running, key=lambda s: s.number)
+
+    harness = Harness(replace(SMALL, num_blocks=10, max_num_seqs=3), victims=Earliest())
+    received = [harness.submit(i, prompt(i, 20), 100) for i in range(3)]
+    harness.run()
+    assert Earliest.asked
+    for i in range(3):
+        assert_right(received[i], prompt(i, 20), 100)
+
+
+def test_a_prompt_that_can_never_fit_is_refused_at_once() -> None:
+    """Item 11: INVALID_ARGUMENT naming both numbers; never OK with nothing, never waiting."""
+    harness = Harness(replace(SMALL, max_model_len=4096, num_blocks=8))
+    received = harness.submit(0, prompt(0, 8 * 16 + 1), 4)
+    harness.read()
+    assert received.failure is not None
+    assert received.failure.code == Code.INVALID_ARGUMENT
+    assert "129" in received.failure.message
+    assert "128" in received.failure.message
+    longest = harness.submit(1, prompt(1, 8 * 16), 4)
+    harness.run()
+    assert len(longest.ids) == 1
+    harness.assert_empty()
+
+
+def test_a_prompt_beyond_the_model_is_refused() -> None:
+    harness = Harness()
+    received = harness.submit(0, prompt(0, 256), 4)
+    bad_id = harness.submit(1, [3, 1000], 4)
+    empty = harness.submit(2, [], 4)
+    harness.read()
+    assert received.failure is not None
+    assert "256 tokens, max_model_len is 256" in received.failure.message
+    assert bad_id.failure is not None
+    assert "token id 1000" in bad_id.failure.message
+    assert empty.failure is not None
+    assert {r.failure.code for r in (received, bad_id, empty) if r.failure} == {Code.INVALID_ARGUMENT}
+
+
+def test_an_answer_ends_where_the_cache_does() -> None:
+    """An alone sequence can always grow: its output limit is cut to what fits, so it never preempts
+    itself.
+    """
+    harness = Harness(replace(SMALL, max_model_len=4096, num_blocks=4))
+    received = harness.submit(0, prompt(0, 50), 1000)
+    harness.run()
+    assert_right(received, prompt(0, 50), 4 * 16 - 50 + 1)
+    assert harness.scheduler.state.totals.preemptions == 0
+    harness.assert_empty()
