@@ -16,11 +16,13 @@ from hundredfold.plugin import (
     LayerCache,
     Reasons,
 )
-from hundredfold_torch.gathered import MAX_BAG_QUERIES, GatheredRows
+from hundredfold_torch.gathered import GatheredRows
 from hundredfold_torch.long_row import LongRow
 from hundredfold_torch.paged_cache import DTYPES, TorchLayerCache, token_rows
 from hundredfold_torch.workspace import Workspace
 
+MAX_SHORT_QUERIES = 8
+"""Rows with more queries are computed one by one."""
 PADDING = 1.25
 """Rows gathered together have at most this many times the blocks of the shortest, and one more."""
 MAX_GATHERED = 1 << 21
@@ -61,7 +63,7 @@ class TorchAttention:
         sizes = [-(-length // cache.block_size) for length in batch.seq_lens]
         long, short = [], []
         for row, queries in enumerate(batch.query_lens):
-            if queries > MAX_BAG_QUERIES:
+            if queries > MAX_SHORT_QUERIES:
                 long.append(
                     LongRow(
                         cache=cache,
@@ -69,7 +71,6 @@ class TorchAttention:
                         num_queries=queries,
                         num_keys=batch.seq_lens[row],
                         blocks=batch.block_tables[row, : sizes[row]],
-                        workspace=self._workspace,
                     )
                 )
             elif queries:
@@ -111,7 +112,7 @@ class TorchPlannedAttention:
         for rows in self._gathered:
             rows.attend(layer, cache, q, out)
         for row in self._long:
-            row.attend(layer, cache, q, k, v, out)
+            row.attend(layer, cache, q, out)
         return out.view(len(q), layer.num_heads * layer.head_dim)
 
 

@@ -1,8 +1,7 @@
-"""Attention spelled out, for many rows at once: gather the keys, score, mask, softmax, weigh the values.
+"""Attention of many rows with few queries each: decode steps and verified drafts.
 
-Serves rows with few queries (decode steps, verified drafts), and pieces of long rows whose layer has a
-soft-cap or sinks. What lies in a block beyond a row's tokens may be anything, NaN included: its scores are
-overwritten before the softmax, and its values are never read.
+What lies in a block beyond a row's tokens may be anything, NaN included: its scores are overwritten before
+the softmax, and its values are not read.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from torch import Tensor
 
 from hundredfold.plugin import AttentionSpec, KVCacheSpec
 from hundredfold_torch.paged_cache import TorchLayerCache, block_rows, token_rows
+from hundredfold_torch.spelled_out import LEAST_QUERIES, RUN, hidden_keys, sum_values, weights_of
 from hundredfold_torch.workspace import Workspace
-
-MAX_BAG_QUERIES = 8
-"""Above this many queries a row, gathering the values once beats reading them anew for each query."""
 
 
 @dataclass(slots=True)
@@ -57,72 +54,72 @@ class GatheredRows:
 
     def attend(self, layer: AttentionSpec, cache: TorchLayerCache, q: Tensor, out: Tensor) -> None:
         """Fill the rows' places in ``out``; both [tokens, num_heads, head_dim]."""
-        rows, queries, kv_heads = self.num_rows, self.num_queries, layer.num_kv_heads
-        group, head_dim = layer.num_heads // kv_heads, layer.head_dim
-        own = q.index_select(0, self.queries).view(rows, queries, kv_heads, group, head_dim)
-        own = own.permute(0, 2, 3, 1, 4).reshape(rows * kv_heads, group * queries, head_dim)
-        keys = self._gather(cache.keys, "keys", torch.float32)
-        scores = self._take("scores", (rows * kv_heads, group * queries, self.num_keys), torch.float32)
-        torch.bmm(own.float() * layer.scale, keys.transpose(1, 2), out=scores)
-        weights = self._softmax(layer, scores.view(rows, kv_heads * group, queries, self.num_keys))
-        if self.queries.device.type == "cpu" and queries <= MAX_BAG_QUERIES:
+        rows, queries, heads, head_dim = self.num_rows, self.num_queries, layer.num_heads, layer.head_dim
+        scores = self._scores(layer, cache.keys, q).view(rows, heads, queries, self.num_keys)
+        weights = weights_of(layer, scores, self._hidden_keys(layer.sliding_window))
+        if self.queries.device.type == "cpu":
             mixed = self._values_in_place(layer, cache.values, weights)
         else:
             mixed = self._values_gathered(layer, cache.values, weights)
-        mixed = mixed.view(rows, kv_heads * group, queries, head_dim).transpose(1, 2)
-        out.index_copy_(0, self.queries, mixed.reshape(-1, kv_heads * group, head_dim).to(out.dtype))
+        mixed = mixed.view(rows, heads, queries, head_dim).transpose(1, 2)
+        out.index_copy_(0, self.queries, mixed.reshape(-1, heads, head_dim).to(out.dtype))
 
-    def _softmax(self, layer: AttentionSpec, scores: Tensor) -> Tensor:
-        """Scores [rows, heads, q, keys] to weights, in place where that can be."""
-        if layer.softcap is not None:
-            scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
-        scores.masked_fill_(self._hidden_keys(layer.sliding_window), float("-inf"))
-        if layer.sinks is None:
-            return torch.softmax(scores, -1, out=scores)
-        # softmax over the keys and one score more = softmax over the keys, times the share that is theirs
-        share = torch.sigmoid(scores.logsumexp(-1, keepdim=True) - layer.sinks.float()[:, None, None])
-        return torch.softmax(scores, -1, out=scores).mul_(share)
+    def _scores(self, layer: AttentionSpec, keys: Tensor, q: Tensor) -> Tensor:
+        """float32[rows * kv_heads, group * q, keys], contiguous."""
+        rows, queries, kv_heads = self.num_rows, self.num_queries, layer.num_kv_heads
+        group = layer.num_heads // kv_heads
+        own = q.index_select(0, self.queries).view(rows, queries, kv_heads, group, layer.head_dim)
+        own = own.permute(0, 2, 3, 1, 4).reshape(rows * kv_heads, group * queries, layer.head_dim)
+        own = own.float() * layer.scale
+        count = own.shape[1]
+        if count < LEAST_QUERIES:
+            own = F.pad(own, (0, 0, 0, LEAST_QUERIES - count))
+        gathered = self._gather(keys, "keys")
+        scores = self._take("scores", (len(own), own.shape[1], self.num_keys), torch.float32)
+        torch.bmm(own, gathered.transpose(1, 2), out=scores)
+        return scores if count == own.shape[1] else scores[:, :count].contiguous()
 
     def _values_in_place(self, layer: AttentionSpec, values: Tensor, weights: Tensor) -> Tensor:
-        """Weighted sums as embedding bags: the values are read where they lie, in the order of the tokens."""
+        """Weighted sums as embedding bags: the values are read where they lie, a run of tokens a bag."""
         indices, offsets = self._bag(layer)
         table = values.view(-1, layer.head_dim)
-        return F.embedding_bag(
+        runs = F.embedding_bag(
             indices,
             table,
             offsets,
             mode="sum",
             per_sample_weights=weights.to(table.dtype).flatten(),
             include_last_offset=True,
-        )
+        ).view(self.num_rows * layer.num_heads * self.num_queries, -1, layer.head_dim)
+        total = runs[:, 0]
+        for run in range(1, runs.shape[1]):
+            total = total + runs[:, run]
+        return total
 
     def _values_gathered(self, layer: AttentionSpec, values: Tensor, weights: Tensor) -> Tensor:
-        rows, kv_heads = self.num_rows, layer.num_kv_heads
-        gathered = self._gather(values, "values", torch.float32).view(rows, kv_heads, -1, layer.head_dim)
+        gathered = self._gather(values, "values").view(self.num_rows, layer.num_kv_heads, -1, layer.head_dim)
         gathered.masked_fill_(self._padding()[:, None, :, None], 0)  # a weight of 0 times NaN is NaN
-        shape = (rows * kv_heads, -1, self.num_keys)
-        return torch.bmm(weights.reshape(shape), gathered.flatten(0, 1))
+        shape = (self.num_rows * layer.num_kv_heads, -1, self.num_keys)
+        return sum_values(weights.view(shape), gathered.flatten(0, 1))
 
-    def _gather(self, part: Tensor, name: str, dtype: torch.dtype) -> Tensor:
-        """Blocks of keys or values as ``dtype`` [rows * kv_heads, num_keys, head_dim]."""
+    def _gather(self, part: Tensor, name: str) -> Tensor:
+        """Blocks of keys or values, float32[rows * kv_heads, num_keys, head_dim]."""
         source = part.view(-1, self.cache.block_size * self.cache.head_dim)
-        gathered = self._take(name, (len(self._block_rows), source.shape[1]), part.dtype)
+        shape = (len(self._block_rows), source.shape[1])
+        gathered = self._take(name, shape, part.dtype)
         torch.index_select(source, 0, self._block_rows, out=gathered)
-        if part.dtype != dtype:
-            gathered = self._take(name, (len(self._block_rows), source.shape[1]), dtype).copy_(gathered)
+        if part.dtype != torch.float32:
+            gathered = self._take(name, shape, torch.float32).copy_(gathered)
         return gathered.view(-1, self.num_keys, self.cache.head_dim)
 
     def _hidden_keys(self, sliding_window: int | None) -> Tensor:
-        """bool[rows, 1, q, keys]: what a query does not see; the same for every layer with this window."""
+        """bool[rows, 1, q, keys]; the same for every layer with this window."""
         hidden = self._hidden.get(sliding_window)
         if hidden is None:
-            device = self.ends.device
-            positions = self.ends[:, None] - self.num_queries + torch.arange(self.num_queries, device=device)
-            distance = positions[:, :, None] - torch.arange(self.num_keys, device=device)
-            hidden = distance < 0
-            if sliding_window is not None:
-                hidden |= distance >= sliding_window
-            hidden = self._hidden[sliding_window] = hidden[:, None]
+            steps = torch.arange(self.num_queries, device=self.ends.device)
+            positions = self.ends[:, None] - self.num_queries + steps
+            hidden = hidden_keys(positions, self.num_keys, sliding_window)[:, None]
+            self._hidden[sliding_window] = hidden
         return hidden
 
     def _padding(self) -> Tensor:
@@ -130,19 +127,21 @@ class GatheredRows:
         return torch.arange(self.num_keys, device=self.ends.device) >= self.ends[:, None]
 
     def _bag(self, layer: AttentionSpec) -> tuple[Tensor, Tensor]:
-        """Cache rows of every (row, head, query)'s tokens, and where each such bag begins."""
+        """Cache rows of every (row, head, query)'s tokens, and where each run of them begins."""
         group = layer.num_heads // layer.num_kv_heads
         bag = self._bags.get(group)
         if bag is None:
-            size, queries = self.cache.block_size, self.num_queries
-            slots = self.blocks.long()[:, :, None] * size + torch.arange(size, device=self.blocks.device)
+            size, queries, device = self.cache.block_size, self.num_queries, self.blocks.device
+            slots = self.blocks.long()[:, :, None] * size + torch.arange(size, device=device)
             slots = slots.flatten(1)
             slots = torch.where(
                 self._padding(), slots[:, :1], slots
             )  # weight 0, and a token of the row's own
             rows = token_rows(slots, self.cache).transpose(1, 2)[:, :, None, None]
             indices = rows.expand(-1, -1, group, queries, -1).flatten()
-            offsets = torch.arange(0, len(indices) + 1, self.num_keys, device=indices.device)
+            starts = torch.arange(0, len(indices), self.num_keys, device=device)
+            runs = torch.arange(0, self.num_keys, RUN, device=device)
+            offsets = F.pad((starts[:, None] + runs).flatten(), (0, 1), value=len(indices))
             bag = self._bags[group] = (indices, offsets)
         return bag
 
