@@ -22,7 +22,7 @@ LONG = 8192
 def long_stack(tmp_path: Path) -> Stack:
     """A context of 8k tokens."""
     model = make_tiny_model(tmp_path / "long", max_position_embeddings=LONG)
-    return Stack(str(model), tmp_path / "stack", {"worker": {"kv_cache_bytes": 512 * MIB}})
+    return Stack(str(model), tmp_path / "stack", {"worker": {"num_kv_blocks": 300}})
 
 
 def test_scores_of_a_long_prompt_pass_every_hop_in_one_message(long_stack: Stack):

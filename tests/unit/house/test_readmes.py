@@ -7,7 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from hundredfold.config import ServiceSettings
+from hundredfold.config.values import describe
+from hundredfold_scheduler.settings import SchedulerSettings
+from hundredfold_tokenizer.settings import TokenizerSettings
+from hundredfold_worker.settings import WorkerSettings
 from support.repo import ROOT, hand_written
+
+SETTINGS: dict[str, tuple[type[ServiceSettings], ...]] = {
+    "tokenizer": (TokenizerSettings,),
+    "scheduler": (SchedulerSettings,),
+    "worker": (WorkerSettings,),
+    "all": (TokenizerSettings, SchedulerSettings, WorkerSettings),
+}
+DIFFERENT_EACH = {"listen"}
 
 README = ROOT / "README.md"
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
@@ -27,3 +40,15 @@ def test_the_life_of_a_request_names_files_that_exist():
     known = [str(path.relative_to(ROOT)) for path in hand_written(".py")]
     missing = [name for name in named if not any(f"/{name}" in f"/{path}" for path in known)]
     assert missing == []
+
+
+def test_settings_are_as_the_table_says():
+    table = README.read_text().split("## Settings")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| ([^|]+) \|", table, re.M)
+    assert len(rows) > 20
+    for name, services, default in rows:
+        for settings in (cls for service in services.split(", ") for cls in SETTINGS[service]):
+            assert name in settings.model_fields, f"{settings.__name__} has no {name}"
+            if name not in DIFFERENT_EACH:
+                found = describe(settings.model_fields[name].get_default())
+                assert found == default, f"{settings.__name__}.{name}"
