@@ -2,8 +2,9 @@
 
 In float32 on CPU a query's result has the same bits whether its row is a prompt, a piece of one or a decode
 step, and whatever rows are beside it: chunking, preemption and replay then change no token. That rests on
-three things which tests hold: products of at least ``LEAST_QUERIES`` rows give a row the same bits; hidden keys
-weigh exactly 0 and add nothing; values are summed ``RUN`` keys at a time, in order, by a product as by a bag.
+three things which tests hold: products of at least ``LEAST_QUERIES`` rows give a row the same bits; hidden
+keys weigh exactly 0 and add nothing; values are summed ``RUN`` keys at a time, in order, by a product as by
+a bag.
 """
 
 from __future__ import annotations
