@@ -82,7 +82,7 @@ class Door:
         self._defaults = defaults
         self._prompts = prompts
         self._attachment = attachment
-        self._budget = budget
+        self.budget = budget
         self._ledger = ledger
 
     @asynccontextmanager
@@ -107,7 +107,7 @@ class Door:
                 ticket = held.enter_context(self.registry.enter(envelope.request_id))
                 request = await self._prepare(message, envelope, await self._attachment.model_limits())
                 ticket.check()
-                outbox = Outbox(self._budget, pacer, request.sampling.logprobs)
+                outbox = Outbox(self.budget, pacer, request.sampling.logprobs)
                 held.callback(outbox.leave)
                 running = RunningRequest(
                     self._attachment.draw_id(),
@@ -124,7 +124,7 @@ class Door:
             ticket.running = running
             held.callback(self._ledger.closed, running)
             held.callback(self._attachment.release, running)
-            self._budget.join(outbox, partial(self._overflow, running))
+            self.budget.join(outbox, partial(self._overflow, running))
             if not running.settle():
                 self._attachment.submit(running)
             yield running
@@ -142,7 +142,7 @@ class Door:
 
     def _overflow(self, running: RunningRequest) -> None:
         """A client reads too slowly for too long: its request ends, so that the others' output has room."""
-        unread, limit = running.outbox.num_bytes, self._budget.limit
+        unread, limit = running.outbox.num_bytes, self.budget.limit
         message = f"{unread} bytes of this answer are unread; all together may have {limit}, max_unread_bytes"
         running.fail(RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
         self._attachment.release(running)

@@ -62,9 +62,17 @@ def load_model(settings: TokenizerSettings) -> ServedModel:
 
 
 class TokenizerService:
-    """The door as a whole. Built on the event loop that it runs on."""
+    """The door as a whole. Built on the event loop that it runs on.
 
-    def __init__(self, settings: TokenizerSettings, model: ServedModel) -> None:
+    Args:
+        settings: What it was told.
+        model: What it serves.
+        install_signals: Whether it is stopped by the process's signals; else by ``host``.
+    """
+
+    def __init__(
+        self, settings: TokenizerSettings, model: ServedModel, *, install_signals: bool = True
+    ) -> None:
         connect = partial(open_channel, settings.scheduler, settings.max_message_bytes)
         self._model = model
         self._budget = UnreadBudget(settings.max_unread_bytes)
@@ -98,7 +106,7 @@ class TokenizerService:
             budget=self._budget,
             connect=connect,
         )
-        self.host = ServiceHost("tokenizer", settings, self._control)
+        self.host = ServiceHost("tokenizer", settings, self._control, install_signals=install_signals)
         self._ledger = Ledger(self.host.metrics, model.name)
         self.host.metrics.watch_load(lambda: LoadSample(running=len(self._registry)))
         self._readiness = Readiness(self.host.set_ready, settings.recovery_grace_s, settings.scheduler)

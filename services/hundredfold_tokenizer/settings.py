@@ -43,16 +43,16 @@ class TokenizerSettings(ServiceSettings):
     encode_threads: Annotated[int, Field(ge=1, le=64)] = 2
     """Threads that encode long prompts."""
 
-    template_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.6
+    template_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.5
     """Seconds that a chat template may take for one chat."""
 
     max_unread_bytes: Annotated[int, Field(ge=64 * 1024)] = 64 * MIB
     """Output that clients have not read yet, of all requests together; past it the largest one is ended."""
 
-    max_deltas_per_s: Annotated[float, Field(gt=0)] = 1000.0
+    max_deltas_per_s: Annotated[float, Field(gt=0)] = 400.0
     """Messages a second to all clients together that the door aims at; above it tokens travel together."""
 
-    max_delta_delay_s: Annotated[float, Field(ge=0, le=10)] = 0.25
+    max_delta_delay_s: Annotated[float, Field(ge=0, le=10)] = 0.5
     """Longest that a token waits for others to travel with."""
 
     @property

@@ -31,10 +31,9 @@ class Marker:
         self.start, self.end, self.cut = free
         self._written = written
         self._edges = edges
-        escapes = "|".join(rf"\\u{ord(char):04x}" for char in (self.start, self.end))
-        self._marked = re.compile(
-            f"{self.start}({written.pattern}){self.end}|({written.pattern})|[{self.start}{self.end}]|{escapes}"
-        )
+        # A template may also write text as JSON in ASCII, markers included.
+        start, end = (f"(?:{char}|\\\\u{ord(char):04x})" for char in (self.start, self.end))
+        self._marked = re.compile(f"{start}({written.pattern}){end}|({written.pattern})|{start}|{end}")
 
     def mark(self, value: Any) -> Any:
         """A JSON value with every string in it marked; keys only where they hold a special token."""

@@ -32,6 +32,7 @@ class Pacer:
         self._resting: list[tuple[float, int, Outbox]] = []
         self._order = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self.streams = 0
         """Streams that are open; each outbox counts itself."""
 
@@ -60,12 +61,13 @@ class Pacer:
         outbox.due = due
         self._order += 1
         heapq.heappush(self._resting, (due, self._order, outbox))
-        if self._timer is None or due < self._timer.when():
+        if self._timer is None or due < self._timer_at:
             self._arm(due)
 
     def _arm(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._timer_at = due
         self._timer = asyncio.get_running_loop().call_at(due, self._wake_due)
 
     def _wake_due(self) -> None:

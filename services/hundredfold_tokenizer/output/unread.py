@@ -21,6 +21,10 @@ class UnreadBudget:
         self.num_bytes = 0
         self._ends: dict[Outbox, Callable[[], None]] = {}
 
+    def __len__(self) -> int:
+        """Outboxes that are counted."""
+        return len(self._ends)
+
     def join(self, outbox: Outbox, end: Callable[[], None]) -> None:
         """Count this one too; ``end`` ends its request and so empties it."""
         self._ends[outbox] = end

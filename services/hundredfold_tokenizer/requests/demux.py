@@ -76,11 +76,11 @@ def _guard(request: RunningRequest, step: Callable[[], None]) -> None:
 
 def _fault(request: RunningRequest, error: Exception) -> None:
     """What one row holds may not be what it should; that is this request's end and nobody else's."""
-    log.warning(
-        "the scheduler's output cannot be used",
-        request_id=request.request.envelope.request_id,
-        error=str(error),
-    )
+    request_id = request.request.envelope.request_id
+    if isinstance(error, ValueError):
+        log.warning("the scheduler's output cannot be used", request_id=request_id, error=str(error))
+    else:
+        log.exception("a request's output could not be handled", request_id=request_id)
     request.fail(
         RequestError(grpc.StatusCode.INTERNAL, "the scheduler's output for this request cannot be used")
     )
