@@ -36,8 +36,9 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    bias: tuple[tuple[int, float], ...] = ()
-    """Ids and what is added to their logits."""
+    bias_ids: tuple[int, ...] = ()
+    bias_values: tuple[float, ...] = ()
+    """What is added to the logits of ``bias_ids``, in the same order."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     vocab_limit: int = 0
@@ -72,7 +73,7 @@ def find_fault(params: SamplingParams, vocab_size: int) -> RequestFailure | None
         ("vocab_limit", params.vocab_limit, 0, vocab_size),
         ("stop_token_ids", len(params.stop_token_ids), 0, MAX_STOP_TOKENS),
         ("bad_words", len(params.bad_words), 0, MAX_BAD_WORDS),
-        ("bias_token_ids", len(params.bias), 0, MAX_BIAS_TOKENS),
+        ("bias_token_ids", len(params.bias_ids), 0, MAX_BIAS_TOKENS),
     ):
         if not least <= value <= most:  # false for NaN too
             return _invalid(name, f"{name} is {value:g}, it has to be from {least:g} to {most:g}")
@@ -88,12 +89,17 @@ def _find_bad_ids(params: SamplingParams, vocab_size: int) -> RequestFailure | N
             )
     for name, ids in (
         ("bad_words", (i for word in params.bad_words for i in word)),
-        ("bias_token_ids", (i for i, _ in params.bias)),
+        ("bias_token_ids", params.bias_ids),
     ):
         for token_id in ids:
             if token_id >= vocab_size:
                 return _invalid(name, f"{name} names id {token_id}, the vocabulary has {vocab_size}")
-    for token_id, value in params.bias:
+    if len(params.bias_values) != len(params.bias_ids):
+        return _invalid(
+            "bias_values",
+            f"bias_values has {len(params.bias_values)} values, bias_token_ids has {len(params.bias_ids)}",
+        )
+    for token_id, value in zip(params.bias_ids, params.bias_values, strict=True):
         if not math.isfinite(value):
             return _invalid(
                 "bias_values", f"bias_values has {value:g} for id {token_id}, it has to be finite"

@@ -126,13 +126,13 @@ class SamplingTable:
     def _put_sparse(
         self, slot: int, params: SamplingParams, prompt: NDArray[np.integer], output: NDArray[np.integer]
     ) -> None:
-        self.edited[slot] = bool(params.bias or params.bad_words or params.penalized)
+        self.edited[slot] = bool(params.bias_ids or params.bad_words or params.penalized)
         self.counted[slot] = params.penalized
         self.sparse.pop(slot, None)
         if not (self.edited[slot] or self.has_stops[slot]):
             return
         stops = self.stops[slot]
-        bias = dict(params.bias)
+        bias = dict(zip(params.bias_ids, params.bias_values, strict=True))
         seen_before = prompt if params.repetition_penalty != 1.0 else prompt[:0]
         self.sparse[slot] = SparseEdits(
             bias_ids=np.array(list(bias), dtype=np.int64),

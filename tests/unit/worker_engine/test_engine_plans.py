@@ -145,9 +145,13 @@ def sequence_faults() -> dict[str, tuple[NewSequence, FailureCode]]:
         "bad_words has a word of 0 ids": (params(bad_words=((),)), invalid),
         "bad_words has a word of 300 ids": (params(bad_words=((1,) * 300,)), invalid),
         "bad_words names id 64": (params(bad_words=((64,),)), invalid),
-        "bias_token_ids names id 4294967295": (params(bias=((2**32 - 1, 1.0),)), invalid),
-        "bias_values has nan for id 3": (params(bias=((3, nan),)), invalid),
-        "bias_token_ids is 5000": (params(bias=((3, 0.1),) * 5000), invalid),
+        "bias_token_ids names id 4294967295": (params(bias_ids=(2**32 - 1,), bias_values=(1.0,)), invalid),
+        "bias_values has nan for id 3": (params(bias_ids=(3,), bias_values=(nan,)), invalid),
+        "bias_values has 1 values, bias_token_ids has 2": (
+            params(bias_ids=(3, 4), bias_values=(1.0,)),
+            invalid,
+        ),
+        "bias_token_ids is 5000": (params(bias_ids=(3,) * 5000, bias_values=(0.1,) * 5000), invalid),
     }
 
 

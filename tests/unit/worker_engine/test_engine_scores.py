@@ -53,7 +53,8 @@ def test_output_scores_are_raw(make_driver, width: int) -> None:
         seed=4,
         presence_penalty=2.0,
         repetition_penalty=1.5,
-        bias=((8, 100.0), (9, -100.0)),
+        bias_ids=(8, 9),
+        bias_values=(100.0, -100.0),
         bad_words=((10,),),
     )
     driver = make_driver()

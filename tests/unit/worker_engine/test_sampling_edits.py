@@ -19,7 +19,7 @@ PROMPT, OUTPUT = [1, 2, 3, 3, 30], [5, 6, 5, 3, 7, 5]
 def reference(row: np.ndarray, params: SamplingParams, prompt: list[int], output: list[int]) -> np.ndarray:
     """Bias, bad words, stop ids, then repetition, frequency and presence, each in float32."""
     out = row.copy()
-    for token, value in params.bias:
+    for token, value in zip(params.bias_ids, params.bias_values, strict=True):
         out[token] += np.float32(value)
     known = prompt + output
     for *prefix, last in params.bad_words:
@@ -38,7 +38,7 @@ def reference(row: np.ndarray, params: SamplingParams, prompt: list[int], output
 
 
 CASES = {
-    "bias": SamplingParams(9, bias=((0, 2.5), (39, -100.0), (5, 0.125))),
+    "bias": SamplingParams(9, bias_ids=(0, 39, 5), bias_values=(2.5, -100.0, 0.125)),
     "bad words": SamplingParams(9, bad_words=((4,), (7, 5, 8), (5, 9), (3, 7, 5, 10), (1, 2, 11))),
     "min tokens": SamplingParams(9, min_tokens=7, stop_token_ids=(8, 9)),
     "min tokens reached": SamplingParams(9, min_tokens=6, stop_token_ids=(8, 9)),
@@ -49,7 +49,8 @@ CASES = {
     "frequency": SamplingParams(9, frequency_penalty=0.3),
     "all": SamplingParams(
         9,
-        bias=((5, 3.0), (30, 1.0)),
+        bias_ids=(5, 30),
+        bias_values=(3.0, 1.0),
         bad_words=((5, 9), (12,)),
         min_tokens=20,
         stop_token_ids=(6, 13),

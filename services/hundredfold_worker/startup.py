@@ -1,0 +1,165 @@
+"""From settings to an engine that is ready: load, measure, size the cache, warm up. On the device thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from hundredfold.errors import StartError
+from hundredfold.models import ModelError, ModelFiles, fingerprint, resolve
+from hundredfold.plugin.registry import PluginError, Registry, all_registries
+from hundredfold.telemetry import get_logger
+from hundredfold_worker.engine.engine import Engine
+from hundredfold_worker.engine.slots import EngineLimits
+from hundredfold_worker.memory import (
+    CacheNeed,
+    MemoryBudget,
+    held_bytes,
+    num_blocks,
+    total_bytes,
+    usable_processors,
+)
+from hundredfold_worker.model import LoadedModel, LoadOptions, ModelLoadError, PagedCache, load_model
+from hundredfold_worker.settings import WorkerSettings
+from hundredfold_worker.trial import Trial
+
+log = get_logger(__name__)
+
+_CPU_CACHE_TOKENS = 65_536
+"""The automatic cache of a CPU: its pages are touched at the start, and few CPUs decode more than this."""
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds of each phase of the start."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Time a phase and log it."""
+        begun = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - begun
+        log.info("start", phase=name, seconds=round(self.seconds[name], 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A worker that can compute."""
+
+    engine: Engine
+    model: LoadedModel
+    files: ModelFiles
+    fingerprint: str
+    bytes_per_block: int
+    phases: Phases
+
+
+def open_registries(settings: WorkerSettings) -> dict[str, Registry]:
+    """Every group's plugins, as far as the lists allow. Raises ``StartError``."""
+    try:
+        return all_registries(allow=settings.allow_plugins, deny=settings.deny_plugins)
+    except PluginError as error:
+        raise StartError(str(error)) from error
+
+
+def start(settings: WorkerSettings, registries: Mapping[str, Registry]) -> Started:
+    """Load the model and make its engine.
+
+    Raises:
+        StartError: the model, the plugins or the memory do not allow it; the message says what to change.
+    """
+    phases = Phases()
+    torch.set_num_threads(settings.num_threads or usable_processors())
+    try:
+        with phases.time("resolve"):
+            files = resolve(settings.model)
+            digest = fingerprint(files)
+        with phases.time("load"):
+            model = load_model(files, _load_options(settings), registries)
+    except (ModelError, ModelLoadError, PluginError) as error:
+        raise StartError(str(error)) from error
+    for warning in model.runtime.warnings:
+        log.warning("checkpoint", warning=warning)
+    return make_engine(model, settings, files, digest, phases)
+
+
+def make_engine(
+    model: LoadedModel, settings: WorkerSettings, files: ModelFiles, digest: str, phases: Phases
+) -> Started:
+    """Size and allocate the cache of a loaded model, and warm it up. Raises ``StartError``."""
+    limits = _limits(model, settings)
+    planner = model.cache_planner
+    need = CacheNeed(
+        planner.bytes_per_block(),
+        limits.block_size,
+        limits.max_model_len,
+        limits.max_num_seqs,
+        _CPU_CACHE_TOKENS if model.device.type == "cpu" else None,
+    )
+    utilization = settings.utilization_on(model.device.type)
+    budget = MemoryBudget(total_bytes(model.device), utilization, held_bytes(model.device), 0)
+    num_blocks(budget, need, settings.num_kv_blocks)  # what cannot fit is said before time is spent
+    if settings.warm_up or settings.num_kv_blocks is None:
+        with phases.time("measure"):
+            trial = Trial(model, limits)
+            budget = MemoryBudget(budget.total, utilization, budget.held, trial.measure())
+        with phases.time("warm up"):
+            trial.warm_up()
+        del trial
+    blocks = num_blocks(budget, need, settings.num_kv_blocks)
+    with phases.time("allocate"):
+        cache = _allocate(model, blocks)
+    log.info(
+        "cache",
+        blocks=blocks,
+        block_size=limits.block_size,
+        tokens=blocks * limits.block_size,
+        cache_bytes=cache.nbytes,
+        held_bytes=budget.held,
+        step_bytes=budget.step,
+        total_bytes=budget.total,
+    )
+    engine = Engine(model, cache, _limits(model, settings, blocks))
+    return Started(engine, model, files, digest, need.bytes_per_block, phases)
+
+
+def _allocate(model: LoadedModel, blocks: int) -> PagedCache:
+    try:
+        return model.cache_planner.allocate(blocks)
+    except (RuntimeError, MemoryError) as error:
+        wanted = blocks * model.cache_planner.bytes_per_block()
+        raise StartError(
+            f"the system refused {wanted} bytes for {blocks} cache blocks; lower memory_utilization or set "
+            "num_kv_blocks"
+        ) from error
+
+
+def _limits(model: LoadedModel, settings: WorkerSettings, blocks: int = 1) -> EngineLimits:
+    return EngineLimits(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.batched_tokens_on(model.device.type),
+        max_model_len=model.max_model_len,
+        block_size=settings.block_size,
+        num_blocks=blocks,
+        vocab_size=model.vocab_size,
+    )
+
+
+def _load_options(settings: WorkerSettings) -> LoadOptions:
+    return LoadOptions(
+        dtype=settings.dtype,
+        device=settings.device,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        attention=settings.attention,
+        kernels=settings.kernels,
+        quantization=settings.quantization,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+        num_threads=settings.num_threads or usable_processors(),
+    )
