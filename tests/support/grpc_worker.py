@@ -31,6 +31,8 @@ class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer):
     max_num_batched_tokens: int = 256
     max_model_len: int = 1024
     vocab_size: int = 1000
+    remembers: bool = True
+    """See ``FakeWorker``."""
     fingerprint: str = "f" * 64
     protocol_version: int = 1
     ready: bool = True
@@ -95,7 +97,12 @@ class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "planned for another worker")
         self.connections += 1
         worker = self.worker = FakeWorker(
-            self.num_blocks, self.block_size, self.max_num_seqs, self.max_num_batched_tokens, self.vocab_size
+            self.num_blocks,
+            self.block_size,
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            self.vocab_size,
+            self.remembers,
         )
         welcome = worker_pb2.ExecuteWelcome(incarnation=self.incarnation)
         await context.write(worker_pb2.ExecuteResponse(welcome=welcome))

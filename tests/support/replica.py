@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from hundredfold.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, sequence_pb2
-from hundredfold.rpc import open_channel
+from hundredfold.rpc import channel_options
 from support.fake_worker import EOS, Script
 
 _MIB = 1 << 20
@@ -58,13 +58,16 @@ class Replica:
         self._channel = channel
         self._call = call
         self._reader: asyncio.Task[None] = asyncio.create_task(self._read())
+        self._reader.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     @classmethod
     async def attach(
         cls, address: str, name: str = "replica", fingerprint: str = "f" * 64, protocol_version: int = 1
     ) -> Replica:
         """Open a stream and shake hands. Raises ``AioRpcError`` when refused."""
-        channel = open_channel(address, 64 * _MIB)
+        # Without probing, the window of a reader that does not read is 64 kB, not megabytes.
+        options = [*channel_options(64 * _MIB), ("grpc.http2.bdp_probe", 0)]
+        channel = grpc.aio.insecure_channel(address, options=options)
         stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         call = stub.Attach()
         hello = scheduler_pb2.AttachHello(
