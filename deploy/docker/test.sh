@@ -59,7 +59,7 @@ log "served as user 12345 on a read-only root"
 
 # Neither a network nor a name service: what is on the volume has to be enough.
 docker run --detach --name hundredfold-test-offline --network none --read-only --tmpfs /tmp --user 12345:0 \
-  --volume hundredfold-test_models:/models:ro hundredfold/worker \
+  --volume hundredfold-test_models:/cache:ro hundredfold/worker \
   worker --model smollm2-135m --listen 127.0.0.1:50053 >/dev/null
 for _ in $(seq 60); do
   ready=$(docker exec hundredfold-test-offline python3 -m hundredfold.probe 127.0.0.1:50053 && echo yes || true)

@@ -55,8 +55,8 @@ def test_a_drain_fits_into_the_grace_period(compose: dict[str, Any], name: str):
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_services_read_models_and_only_the_pull_writes_them(compose: dict[str, Any], name: str):
-    assert compose["services"][name]["volumes"] == ["models:/models:ro"]
-    assert compose["services"]["model"]["volumes"] == ["models:/models"]
+    assert compose["services"][name]["volumes"] == ["models:/cache:ro"]
+    assert compose["services"]["model"]["volumes"] == ["models:/cache"]
 
 
 def test_gpu_settings_are_in_their_own_file_only(compose: dict[str, Any]):
