@@ -1,0 +1,90 @@
+"""The device loop: the process's main thread computes plans one after the other, and sleeps between.
+
+All torch work of the process happens on this one thread: a second one that ever ran a parallel region would
+make every small kernel pay a wake-up.
+"""
+
+from __future__ import annotations
+
+import time
+
+from hundredfold.rpc import Heartbeat
+from hundredfold.telemetry import ServiceMetrics, get_logger, recording, step_span
+from hundredfold_worker.engine.engine import Engine
+from hundredfold_worker.engine.plan import StepResult
+from hundredfold_worker.failures import BrokenPlan
+from hundredfold_worker.session import Begin, End, Inbox, Leave, Run, Session
+
+log = get_logger(__name__)
+
+
+class DeviceLoop:
+    """Runs until it is told to leave. What an engine cannot survive is raised."""
+
+    def __init__(
+        self, engine: Engine, inbox: Inbox, heartbeat: Heartbeat, metrics: ServiceMetrics | None = None
+    ) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._heartbeat = heartbeat
+        self._metrics = metrics
+        self._session: Session | None = None
+        self._traceparents: dict[int, str] = {}
+
+    def run(self) -> None:
+        """Carry out orders."""
+        while True:
+            self._heartbeat.rest()
+            waited_from = time.perf_counter()
+            order = self._inbox.get()
+            self._heartbeat.beat()
+            match order:
+                case Run():
+                    self._compute(order, waited_from)
+                case Begin():
+                    self._forget(order.session)
+                case End() if order.session is self._session:
+                    self._forget(None)
+                case Leave():
+                    return
+
+    def _forget(self, successor: Session | None) -> None:
+        self._session = successor
+        self._traceparents.clear()
+        self._engine.reset()
+
+    def _compute(self, order: Run, waited_from: float) -> None:
+        session = order.session
+        if session is not self._session or not session.alive:
+            return
+        idle_us = round((time.perf_counter() - waited_from) * 1e6)
+        try:
+            result = self._step(order, idle_us)
+        except BrokenPlan as broken:
+            log.error("broken plan", step=order.plan.step, reason=str(broken))
+            self._forget(None)
+            session.answer(broken)
+            return
+        except Exception as error:
+            session.answer(error)
+            raise
+        session.answer(result)
+
+    def _step(self, order: Run, idle_us: int) -> StepResult:
+        before = self._engine.totals.computed_tokens
+        if recording():
+            with step_span("worker.step", self._traced(order), {"hundredfold.rows": len(order.plan.slots)}):
+                result = self._engine.step(order.plan, idle_us)
+        else:
+            result = self._engine.step(order.plan, idle_us)
+        if self._metrics is not None:
+            self._metrics.step(result.step_us / 1e6, self._engine.totals.computed_tokens - before)
+        return result
+
+    def _traced(self, order: Run) -> list[str]:
+        """Trace contexts of the requests that a plan works on."""
+        known = self._traceparents
+        for slot in order.plan.released_slots.tolist():
+            known.pop(slot, None)
+        known.update(order.traceparents)
+        return [known[slot] for slot in order.plan.slots.tolist() if slot in known]
