@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,8 @@ def test_a_client_is_no_longer_than_20_lines(language: str, marker: str):
 def test_the_node_client_tells_of_a_closed_door(tmp_path: Path, node_modules: Path):
     script = tmp_path / "client.js"
     script.write_text(snippet("js", "@grpc/grpc-js"))
-    done = run_node([script, "127.0.0.1:1"], node_modules, cwd=ROOT)
+    with socket.socket() as taken:  # bound and not listening: nobody else can open it meanwhile
+        taken.bind(("127.0.0.1", 0))
+        done = run_node([script, f"127.0.0.1:{taken.getsockname()[1]}"], node_modules, cwd=ROOT)
     assert done.returncode == 1
     assert done.stderr.startswith("14 ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,7 +49,9 @@ def test_a_name_nobody_knows_is_not_healthy(served: tuple[str, health.HealthServ
 
 
 def test_a_closed_port_is_not_healthy():
-    done = probe("127.0.0.1:1")
+    with socket.socket() as taken:  # bound and not listening: nobody else can open it meanwhile
+        taken.bind(("127.0.0.1", 0))
+        done = probe(f"127.0.0.1:{taken.getsockname()[1]}")
     assert (done.returncode, "UNAVAILABLE" in done.stderr) == (1, True)
 
 
