@@ -37,12 +37,13 @@ def describe(checkpoint: Checkpoint) -> DescribedModel:
             raise _unknown(checkpoint, repr(name), FROM_GGUF)
         return FROM_GGUF[name](configuration, checkpoint.tensors)
     names = configuration.values.get("architectures")
-    known = [name for name in names if name in FROM_CONFIG] if isinstance(names, list) else []
-    if not known:
+    listed = names if isinstance(names, list) else []
+    known = next((name for name in FROM_CONFIG if name in listed), None)
+    if known is None:
         raise _unknown(checkpoint, repr(names)[:200], FROM_CONFIG)
-    return FROM_CONFIG[known[0]](configuration)
+    return FROM_CONFIG[known](configuration)
 
 
 def _unknown(checkpoint: Checkpoint, found: str, supported: Mapping[str, object]) -> ModelLoadError:
-    listed = ", ".join(sorted(supported))
-    return ModelLoadError(f"{checkpoint.path}: architecture {found} is not supported; supported: {listed}")
+    names = ", ".join(sorted(supported))
+    return ModelLoadError(f"{checkpoint.path}: architecture {found} is not supported; supported: {names}")

@@ -1,0 +1,95 @@
+"""Rotary frequencies and rotation: derived values, transformers' numbers, both orders of columns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from hundredfold_worker.model import ModelLoadError
+from hundredfold_worker.model.description import (
+    DivisorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RotaryDescription,
+    RotaryStyle,
+)
+from hundredfold_worker.model.rotary import RotaryTable, frequencies
+
+CPU = torch.device("cpu")
+LLAMA3 = Llama3Scaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_max_position=8192)
+
+
+def test_llama3_ratios() -> None:
+    plain = frequencies(RotaryDescription(128, 500_000.0))
+    scaled = frequencies(RotaryDescription(128, 500_000.0, scaling=LLAMA3))
+    ratios = (scaled / plain)[[28, 29, 34, 40]]
+    torch.testing.assert_close(ratios, torch.tensor([1, 0.828168, 0.190211, 0.125]), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "scaling"),
+    [
+        ({"rope_type": "default"}, None),
+        ({"rope_type": "linear", "factor": 4.0}, LinearScaling(4.0)),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            LLAMA3,
+        ),
+    ],
+)
+def test_rotation_equals_transformers(parameters: dict[str, object], scaling: object) -> None:
+    config = LlamaConfig(
+        hidden_size=512,
+        num_attention_heads=4,
+        head_dim=128,
+        max_position_embeddings=16384,
+        rope_parameters={"rope_theta": 500_000.0, **parameters},
+    )
+    theirs = LlamaRotaryEmbedding(config)
+    rotary = RotaryDescription(128, 500_000.0, scaling=scaling)  # type: ignore[arg-type]
+    assert torch.equal(frequencies(rotary), theirs.inv_freq)
+    positions = torch.tensor([0, 1, 5, 1000, 9999])
+    x = torch.randn(5, 4, 128, generator=torch.Generator().manual_seed(0))
+    cosine, sine = theirs(x, positions[None])
+    by_head = x.transpose(0, 1)[None]
+    wanted = apply_rotary_pos_emb(by_head, by_head, cosine, sine)[0][0].transpose(0, 1)
+    got = RotaryTable(rotary, 16384, CPU).at(positions)(x)
+    torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
+
+
+def test_pairs_are_halves_in_another_order() -> None:
+    x = torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(0))
+    positions = torch.tensor([1, 7, 100])
+    halves = RotaryTable(RotaryDescription(16, 1e4), 128, CPU).at(positions)(x)
+    pairs = RotaryTable(RotaryDescription(16, 1e4, RotaryStyle.PAIRS), 128, CPU).at(positions)
+    reordered = x.view(3, 2, 2, 8).transpose(2, 3).reshape(3, 2, 16)
+    back = pairs(reordered).view(3, 2, 8, 2).transpose(2, 3).reshape(3, 2, 16)
+    torch.testing.assert_close(back, halves, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("style", RotaryStyle)
+def test_columns_past_the_rotary_part_stay(style: RotaryStyle) -> None:
+    x = torch.randn(3, 2, 24, generator=torch.Generator().manual_seed(0))
+    rotation = RotaryTable(RotaryDescription(16, 1e4, style), 128, CPU).at(torch.tensor([3, 4, 5]))
+    got = rotation(x)
+    assert torch.equal(got[..., 16:], x[..., 16:])
+    assert not torch.equal(got[..., :16], x[..., :16])
+    assert rotation(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_divisors() -> None:
+    divided = frequencies(RotaryDescription(4, 1e4, scaling=DivisorScaling((1.0, 8.0))))
+    torch.testing.assert_close(divided, torch.tensor([1.0, 0.01 / 8]))
+
+
+def test_a_table_too_large_is_refused() -> None:
+    with pytest.raises(ModelLoadError, match=r"max_model_len 134217728 needs .* at most 2097152"):
+        RotaryTable(RotaryDescription(128, 1e4), 1 << 27, CPU)
