@@ -18,12 +18,13 @@ def add_plugins(info: control_pb2.ServiceInfo, registries: Mapping[str, Registry
 
 def add_model(info: control_pb2.ServiceInfo, started: Started) -> None:
     """The model and how it runs; limits in force replace what the settings left open."""
-    model, limits = started.model, started.engine.limits
+    loaded, limits = started.loaded, started.engine.limits
+    model = loaded.model
     report = model.runtime
     info.model.CopyFrom(
         control_pb2.ModelInfo(
-            name=started.files.name,
-            fingerprint=started.fingerprint,
+            name=loaded.files.name,
+            fingerprint=loaded.fingerprint,
             architecture=model.description.architecture,
             max_model_len=limits.max_model_len,
             vocab_size=limits.vocab_size,
@@ -56,5 +57,5 @@ def add_model(info: control_pb2.ServiceInfo, started: Started) -> None:
     for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
         info.settings[name] = str(getattr(limits, name))
     info.settings["num_kv_blocks"] = str(limits.num_blocks)
-    for phase, seconds in started.phases.seconds.items():
+    for phase, seconds in loaded.phases.seconds.items():
         info.settings[f"start_{phase.replace(' ', '_')}_s"] = f"{seconds:.3f}"

@@ -66,7 +66,7 @@ class WorkerService:
         """Compute plans on this thread until the host has ended. Raises what an engine cannot survive."""
         self._started = started
         self._servicer.facts = WorkerFacts(
-            started.fingerprint, started.engine.limits, started.bytes_per_block
+            started.loaded.fingerprint, started.engine.limits, started.bytes_per_block
         )
         self.host.set_ready(True)
         DeviceLoop(started.engine, self._inbox, self._heartbeat, self.host.metrics).run()

@@ -49,15 +49,22 @@ class Phases:
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model in memory."""
+
+    model: LoadedModel
+    files: ModelFiles
+    fingerprint: str
+    phases: Phases = field(default_factory=Phases)
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """A worker that can compute."""
 
     engine: Engine
-    model: LoadedModel
-    files: ModelFiles
-    fingerprint: str
+    loaded: Loaded
     bytes_per_block: int
-    phases: Phases
 
 
 def open_registries(settings: WorkerSettings) -> dict[str, Registry]:
@@ -74,6 +81,11 @@ def start(settings: WorkerSettings, registries: Mapping[str, Registry]) -> Start
     Raises:
         StartError: the model, the plugins or the memory do not allow it; the message says what to change.
     """
+    return make_engine(start_model(settings, registries), settings)
+
+
+def start_model(settings: WorkerSettings, registries: Mapping[str, Registry]) -> Loaded:
+    """Load the model. Raises ``StartError``."""
     phases = Phases()
     torch.set_num_threads(settings.num_threads or usable_processors())
     try:
@@ -86,13 +98,12 @@ def start(settings: WorkerSettings, registries: Mapping[str, Registry]) -> Start
         raise StartError(str(error)) from error
     for warning in model.runtime.warnings:
         log.warning("checkpoint", warning=warning)
-    return make_engine(model, settings, files, digest, phases)
+    return Loaded(model, files, digest, phases)
 
 
-def make_engine(
-    model: LoadedModel, settings: WorkerSettings, files: ModelFiles, digest: str, phases: Phases
-) -> Started:
+def make_engine(loaded: Loaded, settings: WorkerSettings) -> Started:
     """Size and allocate the cache of a loaded model, and warm it up. Raises ``StartError``."""
+    model, phases = loaded.model, loaded.phases
     limits = _limits(model, settings)
     planner = model.cache_planner
     need = CacheNeed(
@@ -126,7 +137,7 @@ def make_engine(
         total_bytes=budget.total,
     )
     engine = Engine(model, cache, _limits(model, settings, blocks))
-    return Started(engine, model, files, digest, need.bytes_per_block, phases)
+    return Started(engine, loaded, need.bytes_per_block)
 
 
 def _allocate(model: LoadedModel, blocks: int) -> PagedCache:

@@ -10,7 +10,7 @@ from hundredfold.models import ModelFiles
 from hundredfold_worker.model import LoadedModel
 from hundredfold_worker.service import WorkerService
 from hundredfold_worker.settings import WorkerSettings
-from hundredfold_worker.startup import Phases, Started, make_engine
+from hundredfold_worker.startup import Loaded, Started, make_engine
 
 
 class RunningWorker:
@@ -20,7 +20,7 @@ class RunningWorker:
         values = {"listen": ("127.0.0.1:0",), "block_size": 16, "max_num_seqs": 8, "num_kv_blocks": 8 * 17}
         self.settings = WorkerSettings(**values | {"warm_up": False} | settings)  # type: ignore[arg-type]
         files = ModelFiles("toy", Path("/nowhere"), "safetensors", ())
-        self.started: Started = make_engine(model, self.settings, files, "f" * 64, Phases())
+        self.started: Started = make_engine(Loaded(model, files, "f" * 64), self.settings)
         self.service = WorkerService(self.settings, {})
         self.device = threading.Thread(target=self.service.serve, args=(self.started,))
 
