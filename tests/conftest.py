@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch loads: services under test share these cores
 
 TESTS = Path(__file__).parent
 
