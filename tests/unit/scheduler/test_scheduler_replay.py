@@ -210,3 +210,18 @@ def test_deadlines_hold_in_every_state() -> None:
         harness.turn()
     assert waiting.failure is not None
     assert harness.scheduler.next_deadline() is None
+
+
+def test_hashes_of_the_old_worker_are_not_used_with_the_new_one() -> None:
+    """Another block size: what named 16 tokens must not name a block of 32, of which half differ."""
+    harness = Harness()
+    stem = prompt(7, 16)
+    received = [harness.submit(i, stem + prompt(i, 60), 20) for i in range(3)]
+    for _ in range(6):
+        harness.turn()
+    harness.kill_worker()
+    harness.start_worker(replace(SMALL, block_size=32, num_blocks=32, max_num_seqs=1))
+    harness.run()
+    for i in range(3):
+        assert received[i].ids == expected_output(stem + prompt(i, 60), 20, Script(), 1000)
+    harness.assert_empty()
