@@ -15,14 +15,14 @@ from support.tiny_model import make_tiny_model
 
 MIB = 1 << 20
 GRPC_DEFAULT = 4 * MIB
-LONG = 8192
+LONG = 12288
 
 
 @pytest.fixture
 def long_stack(tmp_path: Path) -> Stack:
-    """A context of 8k tokens."""
+    """A context of 12k tokens."""
     model = make_tiny_model(tmp_path / "long", max_position_embeddings=LONG)
-    return Stack(str(model), tmp_path / "stack", {"worker": {"num_kv_blocks": 300}})
+    return Stack(str(model), tmp_path / "stack", {"worker": {"num_kv_blocks": 400}})
 
 
 def test_scores_of_a_long_prompt_pass_every_hop_in_one_message(long_stack: Stack):
@@ -48,7 +48,8 @@ def test_a_prompt_of_6_mb_arrives_and_is_refused_for_its_length(tiny_stack: Stac
     with pytest.raises(grpc.RpcError) as refused:
         generate(tiny_stack.address, request("water " * MIB, max_tokens=1))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "2048" in refused.value.details()
+    assert "6291456 bytes" in refused.value.details()
+    assert "context length" in refused.value.details()
 
 
 def test_a_message_over_the_configured_limit_is_refused_before_it_is_parsed(tiny_stack: Stack):
