@@ -1,0 +1,87 @@
+"""The default model against transformers over the same dequantized weights, and its weights to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf.quants
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+
+from hundredfold.models import DEFAULT_MODEL, gguf_metadata, pull, resolve
+from hundredfold.plugin import CheckpointInfo, LayerRequest
+from hundredfold.plugin.dequantize import dequantize
+from hundredfold.plugin.registry import Registry
+from hundredfold_worker.model import LoadedModel
+from hundredfold_worker.model.checkpoint import open_checkpoint
+from support.model_rows import load, run_rows
+from support.reference import Reference, load_reference
+
+PROMPTS = (
+    "The capital of France is Paris, a city on the river Seine that has been a centre of art and learning.",
+    "Once upon a time, in a village by the sea, there lived an old fisherman who had never caught a fish.",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return fibonacci(n - 1) + fibonacci(n - 2)\n",
+    "1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144",
+)
+
+
+@pytest.fixture(scope="module")
+def path() -> Path:
+    return pull(DEFAULT_MODEL).weights[0]
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> LoadedModel:
+    return load(path, max_model_len=1024)
+
+
+@pytest.fixture(scope="module")
+def reference(path: Path) -> Reference:
+    return load_reference(str(path))
+
+
+def test_logits_and_greedy_ids(model: LoadedModel, reference: Reference) -> None:
+    """Every position of every prompt, each prompt stepped in another way."""
+    ways = (lambda n: [n], lambda n: [7, n - 7], lambda n: [n - 3, 1, 1, 1], lambda n: [5, 9, n - 14])
+    for prompt, way in zip(PROMPTS, ways, strict=True):
+        ids = reference.encode(prompt)
+        with torch.inference_mode():
+            wanted = reference.model(torch.tensor([ids])).logits[0]
+        (got,) = run_rows(model, [(ids, way(len(ids)))])
+        assert float((got - wanted).abs().max()) <= 1e-3, prompt
+        assert torch.equal(got.argmax(-1), wanted.argmax(-1)), prompt
+
+
+def test_same_bits_alone_chunked_and_batched(model: LoadedModel, reference: Reference) -> None:
+    rows = [(reference.encode(prompt), count) for prompt, count in zip(PROMPTS, (5, 3, 4, 9), strict=True)]
+    chunked = run_rows(model, [(ids, [count, *[1] * (len(ids) - count)]) for ids, count in rows])
+    whole = [run_rows(model, [(ids, [len(ids)])])[0] for ids, _ in rows]
+    assert all(map(torch.equal, chunked, whole))
+
+
+def test_every_weight_is_the_librarys_to_the_bit(path: Path) -> None:
+    metadata, tensors = gguf_metadata(path), open_checkpoint(resolve(str(path))).tensors
+    method = Registry("hundredfold.quantization").get("gguf").bind(CheckpointInfo("gguf", None))
+    seen = set()
+    for name, tensor in metadata.tensors.items():
+        if len(tensor.shape) != 2 or not name.startswith(("blk.0.", "blk.29.", "token_embd")):
+            continue
+        rows, columns = tensor.shape
+        weight = method.load(LayerRequest(name.removesuffix(".weight"), (rows, columns)), tensors)
+        raw = tensors.describe(name).raw.reshape(rows, -1)
+        wanted = gguf.quants.dequantize(raw, GGMLQuantizationType[tensor.type_name])
+        assert torch.equal(dequantize(weight, torch.float32), torch.from_numpy(wanted)), name
+        assert torch.equal(tensors.dense(name), torch.from_numpy(wanted)), name
+        seen.add(tensor.type_name)
+    assert seen == {"Q4_1", "Q8_0"}
+
+
+def test_what_it_occupies(model: LoadedModel, path: Path) -> None:
+    """Four bytes a parameter, and the packed head beside the embedding that it shares numbers with."""
+    shapes = [tensor.shape for tensor in gguf_metadata(path).tensors.values()]
+    count = sum(torch.Size(shape).numel() for shape in shapes)
+    assert model.runtime.num_parameters == count == 134_515_008
+    head = 49_152 * 576
+    rotary = 1024 * 64
+    assert model.weight_bytes == 4 * (count + head + rotary)
