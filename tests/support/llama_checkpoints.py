@@ -93,6 +93,41 @@ def write_gguf(
     return model
 
 
+def llama_from_gguf(path: Path) -> LlamaForCausalLM:
+    """A transformers model with a file's numbers, through the gguf library alone. Tied, as the default is."""
+    reader = gguf.GGUFReader(path)
+
+    def number(key: str) -> Any:
+        return reader.fields[f"llama.{key}"].contents()
+
+    config = LlamaConfig(
+        vocab_size=number("vocab_size"),
+        hidden_size=number("embedding_length"),
+        intermediate_size=number("feed_forward_length"),
+        num_hidden_layers=number("block_count"),
+        num_attention_heads=number("attention.head_count"),
+        num_key_value_heads=number("attention.head_count_kv"),
+        max_position_embeddings=number("context_length"),
+        rms_norm_eps=number("attention.layer_norm_rms_epsilon"),
+        rope_parameters={"rope_type": "default", "rope_theta": number("rope.freq_base")},
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    state = {}
+    for name, parameter in model.named_parameters():
+        tensor = stored[gguf_name(name)]
+        values = dequantize(tensor.data, tensor.tensor_type).reshape(tuple(parameter.shape))
+        if "attn_q" in tensor.name or "attn_k" in tensor.name:
+            values = half_order(values, values.shape[0] // config.head_dim)
+        state[name] = torch.from_numpy(np.array(values, dtype=np.float32))
+    model.load_state_dict(state, strict=False, assign=True)
+    model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    return model.eval()
+
+
 @contextmanager
 def overridden(key: str, value: object) -> Iterator[None]:
     """Files written meanwhile have this value at ``key``."""

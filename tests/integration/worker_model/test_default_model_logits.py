@@ -15,15 +15,28 @@ from hundredfold.plugin.dequantize import dequantize
 from hundredfold.plugin.registry import Registry
 from hundredfold_worker.model import LoadedModel
 from hundredfold_worker.model.checkpoint import open_checkpoint
+from support.llama_checkpoints import llama_from_gguf, reference_logits
 from support.model_rows import load, run_rows
-from support.reference import Reference, load_reference
 
-PROMPTS = (
-    "The capital of France is Paris, a city on the river Seine that has been a centre of art and learning.",
-    "Once upon a time, in a village by the sea, there lived an old fisherman who had never caught a fish.",
-    "def fibonacci(n):\n    if n < 2:\n        return n\n    return fibonacci(n - 1) + fibonacci(n - 2)\n",
-    "1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144",
-)
+PROMPTS: dict[str, list[int]] = {
+    "The capital of France is Paris, a city on the river Seine that has been a centre of art and learning.": [
+        504, 3575, 282, 4649, 314, 7042, 28, 253, 2240, 335, 260, 4626, 1268, 462, 338, 553, 719, 253, 8560,
+        282, 984, 284, 1380, 30,
+    ],
+    "Once upon a time, in a village by the sea, there lived an old fisherman who had never caught a fish.": [
+        6403, 1980, 253, 655, 28, 281, 253, 6560, 411, 260, 3426, 28, 665, 4161, 354, 1573, 43663, 617, 761,
+        2093, 8041, 253, 2698, 30,
+    ],
+    "def fibonacci(n): ...": [
+        1604, 3987, 46477, 24, 94, 727, 472, 585, 304, 2067, 216, 34, 42, 448, 1003, 304, 472, 1003, 3987,
+        46477, 24, 94, 731, 216, 33, 25, 1232, 3987, 46477, 24, 94, 731, 216, 34, 25, 198,
+    ],
+    "1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144": [
+        33, 28, 216, 33, 28, 216, 34, 28, 216, 35, 28, 216, 37, 28, 216, 40, 28, 216, 33, 35, 28, 216, 34,
+        33, 28, 216, 35, 36, 28, 216, 37, 37, 28, 216, 40, 41, 28, 216, 33, 36, 36,
+    ],
+}  # fmt: skip
+"""Texts and their ids."""
 
 
 @pytest.fixture(scope="module")
@@ -36,27 +49,20 @@ def model(path: Path) -> LoadedModel:
     return load(path, max_model_len=1024)
 
 
-@pytest.fixture(scope="module")
-def reference(path: Path) -> Reference:
-    return load_reference(str(path))
-
-
-def test_logits_and_greedy_ids(model: LoadedModel, reference: Reference) -> None:
+def test_logits_and_greedy_ids(model: LoadedModel, path: Path) -> None:
     """Every position of every prompt, each prompt stepped in another way."""
+    reference = llama_from_gguf(path)
     ways = (lambda n: [n], lambda n: [7, n - 7], lambda n: [n - 3, 1, 1, 1], lambda n: [5, 9, n - 14])
-    for prompt, way in zip(PROMPTS, ways, strict=True):
-        ids = reference.encode(prompt)
-        with torch.inference_mode():
-            wanted = reference.model(torch.tensor([ids])).logits[0]
+    for (prompt, ids), way in zip(PROMPTS.items(), ways, strict=True):
+        wanted = reference_logits(reference, ids)
         (got,) = run_rows(model, [(ids, way(len(ids)))])
         assert float((got - wanted).abs().max()) <= 1e-3, prompt
         assert torch.equal(got.argmax(-1), wanted.argmax(-1)), prompt
 
 
-def test_same_bits_alone_chunked_and_batched(model: LoadedModel, reference: Reference) -> None:
-    rows = [(reference.encode(prompt), count) for prompt, count in zip(PROMPTS, (5, 3, 4, 9), strict=True)]
-    chunked = run_rows(model, [(ids, [count, *[1] * (len(ids) - count)]) for ids, count in rows])
-    whole = [run_rows(model, [(ids, [len(ids)])])[0] for ids, _ in rows]
+def test_same_bits_alone_chunked_and_batched(model: LoadedModel) -> None:
+    chunked = run_rows(model, [(ids, [len(ids) - 6, *[1] * 6]) for ids in PROMPTS.values()])
+    whole = [run_rows(model, [(ids, [len(ids)])])[0] for ids in PROMPTS.values()]
     assert all(map(torch.equal, chunked, whole))
 
 
