@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
+from support.tiny_model import make_tiny_model
 from support.toy_model import ToyModel
 from support.worker_process import RunningWorker
 
@@ -24,3 +25,9 @@ def start_worker() -> Iterator[StartWorker]:
             return stack.enter_context(RunningWorker(model or ToyModel(), **settings))
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The TINY checkpoint: real architecture, random weights."""
+    return str(make_tiny_model(tmp_path_factory.mktemp("tiny")))

@@ -1,0 +1,183 @@
+"""The engine over a real, tiny Llama in fp32: the same ids however work was cut, placed and interrupted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from hundredfold_worker.engine.plan import EndReason, NewSequence, StepPlan
+from hundredfold_worker.sampling.params import SamplingParams
+from hundredfold_worker.settings import WorkerSettings
+from hundredfold_worker.startup import Loaded, make_engine, open_registries, start_model
+from support.step_driver import StepDriver, Track, ints
+
+GREEDY = SamplingParams(max_tokens=24)
+KINDS = [
+    GREEDY,
+    SamplingParams(max_tokens=24, temperature=1.0, seed=3),
+    SamplingParams(max_tokens=24, temperature=0.7, top_k=30, top_p=0.9, seed=4),
+    SamplingParams(max_tokens=24, repetition_penalty=1.3, frequency_penalty=0.4),
+    SamplingParams(max_tokens=24, temperature=1.2, min_p=0.02, presence_penalty=1.0, seed=5),
+]
+PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (5, 15, 16, 17, 33, 64, 100, 2)]
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_checkpoint: str) -> Loaded:
+    torch.set_num_threads(1)
+    settings = WorkerSettings(model=tiny_checkpoint, dtype="fp32", block_size=16, num_threads=1)
+    return start_model(settings, open_registries(settings))
+
+
+def driver(loaded: Loaded, chunk: int = 1 << 30, warm_up: bool = False, **changes: int) -> StepDriver:
+    values = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "num_kv_blocks": 8 * 20} | changes
+    settings = WorkerSettings(dtype="fp32", block_size=16, num_threads=1, warm_up=warm_up, **values)
+    return StepDriver(make_engine(loaded, settings).engine, chunk)
+
+
+@pytest.fixture(scope="module")
+def alone(loaded: Loaded) -> list[list[int]]:
+    """What each prompt gets by itself; kinds in turn."""
+    outputs = []
+    for i, prompt in enumerate(PROMPTS):
+        single = driver(loaded)
+        track = single.add(0, prompt, KINDS[i % 5])
+        single.run()
+        outputs.append(track.output)
+    return outputs
+
+
+def everyone(run: StepDriver) -> list[Track]:
+    return [run.add(slot, prompt, KINDS[slot % 5]) for slot, prompt in enumerate(PROMPTS)]
+
+
+@pytest.mark.parametrize("chunk", [1 << 30, 32, 9, 1])
+def test_batched_and_chunked(loaded: Loaded, alone: list[list[int]], chunk: int) -> None:
+    run = driver(loaded, chunk)
+    tracks = everyone(run)
+    run.run()
+    assert [t.output for t in tracks] == alone
+    assert len({tuple(t.output) for t in tracks}) == 8
+
+
+def test_greedy_equals_transformers(tiny_checkpoint: str, alone: list[list[int]]) -> None:
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(tiny_checkpoint, dtype=torch.float32)
+    for i in (0, 5):
+        prompt = torch.tensor([PROMPTS[i]])
+        want = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        assert alone[i] == want[0, len(PROMPTS[i]) :].tolist()
+
+
+@pytest.mark.parametrize("received", [1, 11, 23])
+def test_preempted_and_replayed(loaded: Loaded, alone: list[list[int]], received: int) -> None:
+    run = driver(loaded, chunk=20)
+    tracks = [run.add(7 - i, prompt, KINDS[i % 5], alone[i][:received]) for i, prompt in enumerate(PROMPTS)]
+    run.run()
+    assert [t.output for t in tracks] == alone
+
+
+def test_a_shared_prefix_is_read_from_the_cache(loaded: Loaded) -> None:
+    """Two sequences over one sequence's blocks, from a block boundary on and from inside a copied block."""
+    prompt = PROMPTS[6]
+    plain = driver(loaded)
+    want = plain.add(0, prompt, GREEDY)
+    plain.run()
+    run = driver(loaded)
+    first = run.add(0, prompt, GREEDY)
+    run.run_step()
+    mine = run.blocks_of(0)
+    news = []
+    for slot, computed in ((1, 96), (2, 99)):
+        own = run.blocks_of(slot)
+        table = [*mine[:6], *own[6:]]
+        news.append(
+            NewSequence(slot, slot, ints(prompt), GREEDY, block_ids=ints(table), num_computed=computed)
+        )
+        run.tracks[slot] = Track(prompt, GREEDY)
+    plan = StepPlan(
+        2,
+        new_sequences=tuple(news),
+        copy_sources=ints([mine[6]]),
+        copy_destinations=ints([run.blocks_of(2)[6]]),
+        slots=ints([0, 1, 2]),
+        num_tokens=ints([1, 4, 1]),
+    )
+    run.step = 2
+    run.take(plan, run.engine.step(plan))
+    run.run()
+    assert first.output == run.tracks[1].output == run.tracks[2].output == want.output
+
+
+def test_content_of_freed_blocks_does_not_matter(loaded: Loaded, alone: list[list[int]]) -> None:
+    """Report 25: a cache full of NaN gives the same ids: nothing is read before it is written."""
+    run = driver(loaded)
+    for layer in run.engine._cache.layers:
+        layer.keys.fill_(float("nan"))
+        layer.values.fill_(float("nan"))
+    tracks = everyone(run)
+    run.run()
+    assert [t.output for t in tracks] == alone
+
+
+def test_warm_up_leaves_no_trace(loaded: Loaded, alone: list[list[int]]) -> None:
+    run = driver(loaded, warm_up=True)
+    tracks = everyone(run)
+    run.run()
+    assert [t.output for t in tracks] == alone
+
+
+def test_scores_match_log_softmax_of_transformers(tiny_checkpoint: str, loaded: Loaded) -> None:
+    """Report 36: values, not only shapes; in chunks."""
+    from transformers import LlamaForCausalLM
+
+    params = SamplingParams(max_tokens=3, logprobs=4, prompt_logprobs=4)
+    run = driver(loaded, chunk=13)
+    track = run.add(0, PROMPTS[4], params)
+    run.run()
+    ids = PROMPTS[4] + track.output
+    model = LlamaForCausalLM.from_pretrained(tiny_checkpoint, dtype=torch.float32)
+    with torch.inference_mode():
+        want = model(torch.tensor([ids[:-1]])).logits[0].log_softmax(dim=-1)
+    got = np.concatenate([part.scores.logprobs for part in track.scores])
+    assert len(got) == len(ids) - 1
+    np.testing.assert_allclose(got, want[range(len(got)), ids[1:]].numpy(), atol=1e-4)
+    tops = np.concatenate([part.scores.top_logprobs for part in track.scores])
+    np.testing.assert_allclose(tops, want.topk(4, dim=-1).values.numpy(), atol=1e-4)
+
+
+def test_the_end_of_the_context(loaded: Loaded) -> None:
+    """Report 48: exactly max_model_len tokens, then length."""
+    run = driver(loaded, num_kv_blocks=130, max_num_seqs=1, max_num_batched_tokens=2048)
+    track = run.add(0, [i % 500 for i in range(2045)], SamplingParams(max_tokens=50))
+    run.run()
+    assert (len(track.output), track.end) == (3, EndReason.LENGTH)
+
+
+def test_the_worst_case_right_after_the_start(loaded: Loaded) -> None:
+    """Report 13: most tokens, all seats, everything asked for; nobody fails."""
+    run = driver(loaded, max_num_batched_tokens=300)
+    asks = replace(KINDS[2], max_tokens=4, logprobs=20, prompt_logprobs=20)
+    tracks = [run.add(slot, (PROMPTS[6] * 3)[:250], asks) for slot in range(8)]
+    while not all(t.over for t in tracks):
+        left = {s: len(t.prompt) + len(t.output) - t.computed for s, t in run.tracks.items() if not t.over}
+        budget, rows = 300, []
+        for slot, need in sorted(left.items(), key=lambda item: item[1]):
+            if min(need, budget):
+                rows.append((slot, min(need, budget)))
+                budget -= rows[-1][1]
+        plan = run.plan([slot for slot, _ in rows])
+        plan = replace(plan, num_tokens=ints([take for _, take in rows]))
+        run.take(plan, run.engine.step(plan))
+    assert all(t.failure is None and len(t.output) == 4 for t in tracks)
+    assert all(sum(len(p.scores.logprobs) for p in t.scores) == 249 + 4 for t in tracks)
