@@ -1,8 +1,12 @@
-"""Ground truth: transformers over the default model's own file, dequantized by transformers."""
+"""Ground truth: transformers over the default model's own file, dequantized by transformers.
+
+Each part takes many seconds to load, so a test run loads it once.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +27,23 @@ class Reference:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
+@cache
+def load_tokenizer(gguf: str) -> Any:
+    """The tokenizer that transformers reads from a GGUF file."""
+    from transformers import AutoTokenizer
+
+    path = Path(gguf)
+    return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+
+
+@cache
 def load_reference(gguf: str, dtype: str = "float32") -> Reference:
     """Load a GGUF file through transformers, its weights dequantized to ``dtype``."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
 
     path = Path(gguf)
     dense = GgufConfig(gguf_file=path.name, dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=dtype, quantization_config=dense
     )
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    return Reference(model.eval(), tokenizer)
+    return Reference(model.eval(), load_tokenizer(gguf))

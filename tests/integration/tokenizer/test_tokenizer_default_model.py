@@ -27,10 +27,9 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def truth() -> Any:
-    from transformers import AutoTokenizer
+    from support.reference import load_tokenizer
 
-    path = pull(DEFAULT_MODEL).weights[0]
-    return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    return load_tokenizer(str(pull(DEFAULT_MODEL).weights[0]))
 
 
 @pytest.fixture(scope="module")
