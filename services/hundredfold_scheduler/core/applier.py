@@ -44,8 +44,7 @@ class Applier:
             sequence = record.rows[row_failure.row]
             if sequence.status is _DONE:
                 continue
-            if sequence.status is _RUNNING:
-                worker.cache.distrust(sequence)
+            worker.cache.distrust(sequence)
             reason = Failure(row_failure.code, row_failure.message, row_failure.field)
             self._ending.fail(sequence.request, reason, now)
         worker.applied = record.step

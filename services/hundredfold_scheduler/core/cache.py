@@ -105,10 +105,12 @@ class Cache:
         sequence.capacity = sequence.promised = sequence.told_blocks = 0
 
     def distrust(self, sequence: Sequence) -> None:
-        """Take a failed sequence's blocks out of the index: what made it fail may lie in any of them."""
-        for block in sequence.blocks:
-            digest = self.pool.digests[block]
-            if digest is not None:
+        """Take a failed sequence's content out of the index, whoever holds it: what made the sequence fail
+        may lie in any of its blocks.
+        """
+        for digest in sequence.block_hashes:
+            block = self.index.find(digest)
+            if block is not None:
                 self.index.remove(digest)
                 self.pool.unname(block)
 

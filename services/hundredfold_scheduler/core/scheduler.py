@@ -96,6 +96,8 @@ class Scheduler:
 
         Raises ``ValueError`` when the stream id is in use: an answer would go to the wrong request.
         """
+        if self.state.attachments.get(attachment.replica) is not attachment:
+            return None  # a last word of a stream that has been superseded
         if submission.stream_id in attachment.requests:
             raise ValueError(f"stream_id {submission.stream_id} is in use")
         state = self.state

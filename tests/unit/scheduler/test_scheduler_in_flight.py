@@ -190,6 +190,26 @@ def test_duplicate_ids() -> None:
         harness.submit(7, [3] * 10)
 
 
+def test_a_superseded_stream_has_no_last_word() -> None:
+    """What its reader had still in hand when the newer stream came is not taken: nobody would be told of its
+    end.
+    """
+    harness = Harness()
+    harness.submit(0, [3] * 10)
+    old = harness.replica
+    harness.replica = harness.scheduler.attach("replica", lambda: None, harness.now)
+    assert not harness.scheduler.state.requests
+    newer, harness.replica = harness.replica, old
+    harness.submit(1, [4] * 10)
+    assert not harness.scheduler.state.requests
+    harness.scheduler.detach(old, harness.now)
+    harness.replica = newer
+    received = harness.submit(2, [5] * 10)
+    harness.run()
+    assert received.finished is not None
+    harness.assert_empty()
+
+
 def test_a_failing_row_ends_alone() -> None:
     """Non-finite logits end one request; its neighbours' ids are what they were."""
     harness = Harness()

@@ -184,3 +184,18 @@ def test_a_failed_sequence_leaves_nothing_to_hit() -> None:
     assert failing.ids == expected_output(STEM, 2, Script(), 1000)
     assert cached(ask(harness, 1, STEM)) == 0
     harness.assert_empty()
+
+
+def test_a_victim_that_fails_by_its_pending_result_leaves_nothing_to_hit_either() -> None:
+    """Its blocks were given back, named, before the result that says what is in them."""
+    met = 0
+    for fail_at in range(2, 60):
+        harness = Harness(replace(SMALL, num_blocks=12, max_num_seqs=2))
+        harness.submit(0, [7] * 90, 70)
+        failing = harness.submit(1, STEM, 70, Script(fail_at=fail_at))
+        while harness.plan_ahead() or harness.results:
+            met += any(s.num_output == fail_at - 1 for s in harness.scheduler.state.parked.values())
+            harness.take_result()
+        assert failing.failure is not None
+        assert cached(ask(harness, 2, STEM)) == 0
+    assert met
