@@ -187,3 +187,20 @@ def test_attention_in_fp32_gives_a_query_the_same_bits_on_every_path(
         step = [torch.cat((part[-count:], torch.randn_like(part[: rows - 1]))) for part in parts]
         got = backend.plan(batch, spec, Encoding.FP32)(layer, cache, *step)
     assert torch.equal(got[:count], whole[-count:])
+
+
+def test_the_way_of_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values gathered and the fused kernel, as on a GPU, held to the suite on this one."""
+    from hundredfold_torch.gathered import GatheredRows
+    from hundredfold_torch.long_row import LongRow
+
+    monkeypatch.setattr(GatheredRows, "_values_in_place", GatheredRows._values_gathered)
+    spelled_out = LongRow._spelled_out
+
+    def choose(row: LongRow, layer: AttentionSpec, *rest: object) -> None:
+        plain = layer.softcap is None and layer.sinks is None
+        (LongRow._fused if plain else spelled_out)(row, layer, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LongRow, "_spelled_out", choose)
+    backend = Registry("hundredfold.attention").get("torch")
+    check_attention(backend, dtypes=(torch.float32,), encodings=(Encoding.FP32,), block_sizes=(16,))

@@ -38,6 +38,7 @@ def run_rows(model: LoadedModel, rows: Sequence[Row], block_size: int = 16) -> l
     for layer in cache.layers:
         layer.keys.fill_(float("nan"))
         layer.values.fill_(float("nan"))
+    device = model.device
     shuffled = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(3)).split(sizes)
     unused = torch.tensor([sum(sizes)])
     tables = [torch.cat((own, unused.expand(max(sizes) - len(own)))).int() for own in shuffled]
@@ -57,11 +58,12 @@ def run_rows(model: LoadedModel, rows: Sequence[Row], block_size: int = 16) -> l
         batch = AttentionBatch(
             query_lens=counts,
             seq_lens=[done[row] for row in live],
-            block_tables=torch.stack([tables[row] for row in live]),
-            slot_mapping=torch.cat(slots),
-            positions=torch.cat(positions),
+            block_tables=torch.stack([tables[row] for row in live]).to(device),
+            slot_mapping=torch.cat(slots).to(device),
+            positions=torch.cat(positions).to(device),
         )
-        logits = model.forward(torch.tensor(ids), batch, cache, torch.arange(len(ids)))
+        everywhere = torch.arange(len(ids), device=device)
+        logits = model.forward(torch.tensor(ids, device=device), batch, cache, everywhere)
         for row, part in zip(live, logits.split(counts), strict=True):
             found[row].append(part.clone())
     return [torch.cat(parts) for parts in found]
