@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hundredfold_worker.failures import RequestFailure
-from hundredfold_worker.sampling.logprobs import TokenScores
 from hundredfold_worker.sampling.params import SamplingParams
+from hundredfold_worker.sampling.scores import TokenScores
 
 Ints = NDArray[np.int64]
 

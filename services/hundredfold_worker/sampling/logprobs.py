@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hundredfold_worker.sampling.host_logprobs import score_rows
+from hundredfold_worker.sampling.scores import LEAST_LOGPROB, TokenScores
+
 _MAX_ELEMENTS = 4 * 1024 * 1024
 """Logits scored at a time; about 12 bytes of memory each."""
-LEAST_LOGPROB = -9999.0
-"""Stands for an impossible token, so that JSON can hold it."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenScores:
-    """Scores of n tokens."""
-
-    logprobs: NDArray[np.float32]
-    """float32[n]."""
-    ranks: NDArray[np.int64]
-    """int64[n], 1 the likeliest; among equal logits the lower id is likelier."""
-    top_ids: NDArray[np.int64]
-    """int64[n, width], best first."""
-    top_logprobs: NDArray[np.float32]
-    """float32[n, width]."""
-
-    def one(self, index: int, width: int) -> TokenScores:
-        """Scores of a single token, with its ``width`` likeliest rivals."""
-        part = slice(index, index + 1)
-        top_ids, top_logprobs = self.top_ids[part, :width], self.top_logprobs[part, :width]
-        return TokenScores(self.logprobs[part], self.ranks[part], top_ids, top_logprobs)
 
 
 def score_tokens(
@@ -42,9 +21,19 @@ def score_tokens(
 
     ``width`` rivals are listed, fewer where the vocabulary is smaller. Rows do not influence each other.
     """
+    width = min(width, limit)
+    if logits.device.type == "cpu":
+        return score_rows(logits.numpy(), rows, targets, limit, width)
+    return score_tensor(logits, rows, targets, limit, width)
+
+
+def score_tensor(
+    logits: Tensor, rows: NDArray[np.int64], targets: NDArray[np.int64], limit: int, width: int
+) -> TokenScores:
+    """The plain form in torch: the oracle on any device, and the one used on CUDA."""
     step = max(1, _MAX_ELEMENTS // limit)
     parts = [
-        _score(logits, rows[start : start + step], targets[start : start + step], limit, min(width, limit))
+        _score(logits, rows[start : start + step], targets[start : start + step], limit, width)
         for start in range(0, len(rows), step)
     ]
     return TokenScores(

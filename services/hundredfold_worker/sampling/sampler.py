@@ -14,8 +14,9 @@ from hundredfold_worker.failures import FailureCode, RequestFailure
 from hundredfold_worker.sampling.draw import Drawer, DrawRows, TorchDrawer
 from hundredfold_worker.sampling.edits import TokensOf, apply_edits
 from hundredfold_worker.sampling.host_draw import HostDrawer
-from hundredfold_worker.sampling.logprobs import TokenScores, score_tokens
+from hundredfold_worker.sampling.logprobs import score_tokens
 from hundredfold_worker.sampling.noise import row_keys
+from hundredfold_worker.sampling.scores import TokenScores
 from hundredfold_worker.sampling.table import SamplingTable
 
 

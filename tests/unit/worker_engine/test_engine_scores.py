@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from hundredfold_worker.engine.plan import EndReason
-from hundredfold_worker.sampling.logprobs import LEAST_LOGPROB, score_tokens
+from hundredfold_worker.sampling.host_logprobs import score_rows
+from hundredfold_worker.sampling.logprobs import score_tensor
 from hundredfold_worker.sampling.params import SamplingParams
+from hundredfold_worker.sampling.scores import LEAST_LOGPROB, TokenScores
 from support.step_driver import Track
 from support.toy_model import ToyModel
 
@@ -132,32 +136,49 @@ def test_ids_beyond_the_tokenizer_are_never_listed(make_driver) -> None:
     check(track, 20, 1, track.prompt[1:] + track.output, limit=60)
 
 
-def test_prompt_id_beyond_the_tokenizer_is_impossible() -> None:
-    logits = torch.zeros((1, 64))
-    scores = score_tokens(logits, np.array([0]), np.array([62]), 60, 2)
+def by_row(logits: torch.Tensor, *rest: Any) -> TokenScores:
+    return score_rows(logits.numpy(), *rest)
+
+
+SCORERS = {"host": by_row, "torch": score_tensor}
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_prompt_id_beyond_the_tokenizer_is_impossible(name: str) -> None:
+    scores = SCORERS[name](torch.zeros((1, 64)), np.array([0]), np.array([62]), 60, 2)
     assert scores.logprobs.tolist() == [LEAST_LOGPROB]
     assert scores.ranks.tolist() == [61]
 
 
-def test_scores_are_numbers_that_json_can_hold() -> None:
+@pytest.mark.parametrize("name", SCORERS)
+def test_scores_are_numbers_that_json_can_hold(name: str) -> None:
     logits = torch.full((1, 8), -torch.inf)
     logits[0, 3] = 1.0
-    scores = score_tokens(logits, np.array([0]), np.array([5]), 8, 3)
+    scores = SCORERS[name](logits, np.array([0]), np.array([5]), 8, 3)
     assert scores.logprobs.tolist() == [LEAST_LOGPROB]
     assert scores.top_ids.tolist() == [[3, 0, 1]]
     assert scores.top_logprobs.tolist() == [[0.0, LEAST_LOGPROB, LEAST_LOGPROB]]
 
 
-def test_scores_do_not_depend_on_other_rows() -> None:
-    logits = torch.from_numpy(np.random.default_rng(1).standard_normal((256, 1003)).astype(np.float32))
+@pytest.mark.parametrize("name", SCORERS)
+@pytest.mark.parametrize("spread", [0.1, 1.0, 30.0])
+def test_scores_do_not_depend_on_other_rows(name: str, spread: float) -> None:
+    """And both ways agree: ids and ranks to the last tie, log probabilities to rounding."""
+    rng = np.random.default_rng(1)
+    logits = torch.from_numpy((rng.standard_normal((256, 1003)) * spread).astype(np.float32))
     logits[:, 100:104] = 3.0  # ties among the rivals, some of them at the edge
     rows, targets = np.arange(256), np.arange(256) * 3
-    together = score_tokens(logits, rows, targets, 1003, 5)
+    together = SCORERS[name](logits, rows, targets, 1003, 5)
     for i in (0, 100, 255):
-        alone = score_tokens(logits[i : i + 1], np.array([0]), targets[i : i + 1], 1003, 5)
+        alone = SCORERS[name](logits[i : i + 1], np.array([0]), targets[i : i + 1], 1003, 5)
         assert alone.logprobs[0] == together.logprobs[i]
         assert (alone.top_ids[0] == together.top_ids[i]).all()
         assert (alone.top_logprobs[0] == together.top_logprobs[i]).all()
+    other = SCORERS["torch" if name == "host" else "host"](logits, rows, targets, 1003, 5)
+    assert (other.top_ids == together.top_ids).all()
+    assert (other.ranks == together.ranks).all()
+    np.testing.assert_allclose(other.logprobs, together.logprobs, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(other.top_logprobs, together.top_logprobs, rtol=1e-5, atol=1e-5)
 
 
 def test_non_finite_prompt_logits_fail_the_request(make_driver) -> None:

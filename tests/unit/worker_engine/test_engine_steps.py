@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from hundredfold_worker.engine.plan import EndReason, NewSequence, StepPlan
-from hundredfold_worker.failures import FailureCode
+from hundredfold_worker.failures import FailureCode, FatalDeviceError
 from hundredfold_worker.sampling.params import SamplingParams
 from support.step_driver import StepDriver, ints
 from support.toy_model import ToyModel
@@ -301,3 +303,37 @@ def test_reset_forgets_everything(make_driver) -> None:
     track = again.add(0, prompt_of(9), KINDS["greedy"])
     again.run()
     assert track.output == alone(make_driver, prompt_of(9), GREEDY)[0]
+
+
+def test_nothing_is_kept_of_released_sequences(make_driver) -> None:
+    """Reports 19, 22, 23: 1,000 sequences of all kinds, a third of them cancelled on the way."""
+    rng = np.random.default_rng(2)
+    kinds = list(KINDS.values())
+    driver = make_driver(max_num_seqs=8)
+    started = 0
+    while started < 1000 or driver.tracks:
+        for slot in range(8):
+            track = driver.tracks.get(slot)
+            if track is not None and (track.over or rng.random() < 0.03):
+                driver.release(slot)
+            elif track is None and started < 1000:
+                params = replace(kinds[started % len(kinds)], max_tokens=int(rng.integers(1, 12)))
+                driver.add(slot, prompt_of(int(rng.integers(1, 30)), started), params)
+                started += 1
+        driver.run_step()
+    table = driver.engine._table
+    assert driver.engine.num_live == 0
+    assert not table.state.any()
+    assert not table.faults
+    assert not table.sampling.sparse
+
+
+def test_a_lost_device_ends_the_engine(make_driver) -> None:
+    def lose(token_ids: torch.Tensor, logits: torch.Tensor) -> None:
+        raise torch.AcceleratorError("device-side assert")
+
+    driver = make_driver(ToyModel(tamper=lose))
+    driver.add(0, prompt_of(4), GREEDY)
+    driver.add(1, prompt_of(5), GREEDY)
+    with pytest.raises(FatalDeviceError):
+        driver.run_step()

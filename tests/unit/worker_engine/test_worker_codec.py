@@ -9,8 +9,8 @@ from hundredfold.internal.v1 import sequence_pb2, worker_pb2
 from hundredfold_worker.codec import plan_of, result_message
 from hundredfold_worker.engine.plan import EndReason, RowEnd, RowFailure, RowScores, StepResult
 from hundredfold_worker.failures import BrokenPlan, FailureCode, RequestFailure
-from hundredfold_worker.sampling.logprobs import TokenScores
 from hundredfold_worker.sampling.params import SamplingParams
+from hundredfold_worker.sampling.scores import TokenScores
 from support.step_driver import ints
 from support.toy_model import ToyModel
 
