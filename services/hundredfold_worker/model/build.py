@@ -16,6 +16,7 @@ from hundredfold_worker.model.canonical import join_rows, to_device
 from hundredfold_worker.model.decoder import DecoderLayer, Norm, Projection
 from hundredfold_worker.model.description import AttentionDescription, LayerDescription
 from hundredfold_worker.model.errors import ModelLoadError
+from hundredfold_worker.model.memory import trim
 from hundredfold_worker.model.selection import KernelChooser
 from hundredfold_worker.model.weights import WeightReader
 
@@ -51,7 +52,7 @@ class Builder:
         else:
             head = self._linear(names.head, self.reader.matrix(names.head, shape), None)
         norm = self._norm(names.final_norm)
-        self.reader.release()
+        self._let_go()
         return Ends(table, norm, head)
 
     def layer(self, index: int) -> DecoderLayer:
@@ -69,8 +70,13 @@ class Builder:
             gate_up=self._gate_up(layer, names, hidden),
             down=self._single(names.down, (hidden, layer.mlp.intermediate_size), layer.mlp.bias),
         )
-        self.reader.release()
+        self._let_go()
         return built
+
+    def _let_go(self) -> None:
+        """Leave no trace of what was read in between."""
+        self.reader.release()
+        trim()
 
     def _qkv(self, attention: AttentionDescription, names: LayerNames, hidden: int) -> Projection:
         width = attention.num_heads * attention.head_dim
