@@ -2,7 +2,8 @@
 right.
 
 Items 7, 15, 18, 22, 25 and 26 of the user reports in one: tiny pools, preemption, shared prefixes, cancels
-and stop strings at random steps, deadlines, failing rows, dying workers, one step in flight or two.
+and stop strings at random steps, deadlines, failing rows, dying workers and schedulers, one step in flight or
+two.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from hundredfold_scheduler.core.failures import Code
 from hundredfold_scheduler.core.limits import WorkerLimits
+from hundredfold_scheduler.core.state import Totals
 from hundredfold_scheduler.core.step import EndReason
 from support.fake_worker import EOS, Script, expected_output
 from support.scheduler_harness import Harness, Received
@@ -54,6 +56,8 @@ class Life:
         )
         self.harness = Harness(self.limits, plans_in_flight)
         self.num_requests = num_requests
+        self.past: list[Totals] = []
+        """Of schedulers that have died."""
         self.asked: dict[int, Asked] = {}
         self.stems = [[self.random.randrange(3, VOCAB) for _ in range(48)] for _ in range(3)]
 
@@ -95,6 +99,13 @@ class Life:
             got = len(self.asked[victim].received.ids)
             self.asked[victim].cut_at = rng.randrange(got + 1)
             harness.scheduler.finish(harness.replica, victim, 0, got, harness.now)
+        if rng.random() < 0.01:
+            self.past.append(harness.scheduler.state.totals)
+            untold = [i for i, a in self.asked.items() if not (a.received.ended or a.cancelled)]
+            harness.restart_scheduler(untold)
+            for i in untold:
+                # A stop string whose news was lost is found again or not; here it is not.
+                self.asked[i].cut_at = None
         if rng.random() < 0.01:
             harness.cancel(10**6)
             harness.kill_worker()
@@ -138,6 +149,10 @@ class Life:
             assert received.failure is not None
             self.check_failure(asked, received.failure.code, room)
 
+    def total(self, name: str) -> int:
+        """A counter over all schedulers."""
+        return sum(getattr(totals, name) for totals in (*self.past, self.harness.scheduler.state.totals))
+
     def check_failure(self, asked: Asked, code: int, room: int) -> None:
         """A request fails only for a reason."""
         if code == Code.DEADLINE_EXCEEDED:
@@ -147,7 +162,7 @@ class Life:
             assert room < 1 or len(asked.prompt) >= self.limits.max_model_len
         else:
             assert code == Code.INTERNAL
-            assert asked.script.fail_at or self.harness.scheduler.state.totals.worker_losses >= 3
+            assert asked.script.fail_at or self.total("worker_losses") >= 3
 
 
 @pytest.mark.parametrize("plans_in_flight", [1, 2])
@@ -173,5 +188,5 @@ def test_the_lives_are_hard() -> None:
         life = Life(seed, 2, 100)
         life.run()
         for name in ("preemptions", "cached_tokens", "recomputed_tokens", "replays", "expired", "cancelled"):
-            totals[name] = totals.get(name, 0) + getattr(life.harness.scheduler.state.totals, name)
+            totals[name] = totals.get(name, 0) + life.total(name)
     assert min(totals.values()) >= 10, totals

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hundredfold_scheduler.core.failures import Failure
@@ -74,17 +74,33 @@ class Harness:
     now: float = 1000.0
 
     def __post_init__(self) -> None:
+        self.received: dict[int, Received] = {}
+        self.submissions: dict[int, Submission] = {}
+        self.numbers: dict[int, int] = {}
+        """Stream ids by the scheduler's own numbers."""
+        self.plans: list[StepPlan] = []
+        self.results: deque[StepResult] = deque()
+        self.start_scheduler()
+
+    def start_scheduler(self) -> None:
+        """A new scheduler, to which the replica attaches and a worker connects."""
         config = SchedulerConfig(
             self.queue, self.plans_in_flight, self.max_unread_bytes, order=self.order, victims=self.victims
         )
         self.scheduler = Scheduler(config, self.observer, seed=b"test" * 8)
         self.replica: Attachment = self.scheduler.attach("replica", lambda: None, self.now)
-        self.received: dict[int, Received] = {}
-        self.numbers: dict[int, int] = {}
-        """Stream ids by the scheduler's own numbers."""
-        self.plans: list[StepPlan] = []
-        self.results: deque[StepResult] = deque()
+        self.results.clear()
         self.start_worker()
+
+    def restart_scheduler(self, live: Iterable[int]) -> None:
+        """The scheduler dies and comes back; the replica submits what is live anew, with what it received."""
+        self.start_scheduler()
+        for stream_id in live:
+            submission = self.submissions[stream_id]
+            prior = array("I", self.received[stream_id].ids)
+            request = self.scheduler.submit(self.replica, replace(submission, prior=prior), self.now)
+            if request is not None:
+                self.numbers[request.sequence.number] = stream_id
 
     def start_worker(self, limits: WorkerLimits | None = None) -> None:
         """An empty worker connects."""
@@ -121,7 +137,8 @@ class Harness:
             stop_token_ids=frozenset({EOS}),
         )
         received = self.received[stream_id] = Received()
-        request = self.scheduler.submit(self.replica, replace(submission, **more), self.now)  # type: ignore[arg-type]
+        self.submissions[stream_id] = submission = replace(submission, **more)  # type: ignore[arg-type]
+        request = self.scheduler.submit(self.replica, submission, self.now)
         if request is not None:
             self.numbers[request.sequence.number] = stream_id
         return received

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,9 +19,8 @@ from hundredfold_scheduler.core.failures import Code
 from support.eventually import eventually
 from support.fake_worker import Script, expected_output
 from support.grpc_worker import GrpcWorker
-from support.replica import Replica
+from support.scheduler_process import SchedulerProcess
 from support.scheduler_stack import scheduler_stack
-from support.stack import free_port
 
 
 def prompt(seed: int, length: int = 30) -> list[int]:
@@ -174,43 +170,15 @@ async def test_a_fault_in_the_accounts_ends_the_process() -> None:
         await replica.close()
 
 
-class Process:
-    """The service as its users start it."""
-
-    def __init__(self, log: Path, *flags: str) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
-        self.log = log
-        with open(log, "ab") as output:
-            self.child = subprocess.Popen(
-                [sys.executable, "-m", "hundredfold_scheduler", "--listen", self.address, *flags],
-                stdout=output,
-                stderr=output,
-            )
-
-    async def wait(self, timeout_s: float = 10) -> int:
-        await eventually(lambda: self.child.poll() is not None, timeout_s)
-        return int(self.child.returncode)
-
-    async def attach(self) -> Replica:
-        for _ in range(200):
-            try:
-                replica = await Replica.attach(self.address)
-            except grpc.aio.AioRpcError:
-                await asyncio.sleep(0.05)
-                continue
-            return replica
-        raise TimeoutError(self.log.read_text())
-
-
 async def test_sigterm_lets_streams_finish_and_exits_0(tmp_path: Path) -> None:
     """Item 127, as a process: readiness falls first, streams finish, exit code 0."""
     worker = GrpcWorker(step_s=0.02)
-    process = Process(tmp_path / "log", "--worker", await worker.start())
+    process = SchedulerProcess(tmp_path / "log", "--worker", await worker.start())
     try:
         replica = await process.attach()
         told = [await replica.submit(i, prompt(i), 40) for i in range(10)]
         await told[0].wait_ids(3)
-        process.child.send_signal(signal.SIGTERM)
+        process.stop()
         await asyncio.sleep(0.2)
         assert await readiness(process.address) == NOT_SERVING
         for i, answer in enumerate(told):
@@ -219,7 +187,7 @@ async def test_sigterm_lets_streams_finish_and_exits_0(tmp_path: Path) -> None:
         assert await process.wait() == 0
         await replica.close()
     finally:
-        process.child.kill()
+        process.kill()
         await worker.stop()
     assert "Traceback" not in process.log.read_text()
 
@@ -232,7 +200,7 @@ async def test_a_killed_scheduler_is_replaced(tmp_path: Path) -> None:
     address = await worker.start()
     have: list[int] = []
     for life in range(5):
-        process = Process(tmp_path / "log", "--worker", address)
+        process = SchedulerProcess(tmp_path / "log", "--worker", address)
         replica = await process.attach()
         prior = [scheduler_pb2.PriorOutput(index=0, token_ids=have)] if have else []
         told = await replica.submit(0, prompt(0), 100, prior=prior)
@@ -241,8 +209,7 @@ async def test_a_killed_scheduler_is_replaced(tmp_path: Path) -> None:
         if life == 4:
             await told.wait()
             have = list(told.ids)
-        process.child.kill()
-        process.child.wait()
+        process.kill()
         await replica.close()
     assert have == right(prompt(0), 100)
     assert worker.connections == 5
@@ -256,7 +223,7 @@ async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
         taken.listen()
         used = f"127.0.0.1:{taken.getsockname()[1]}"
         for flags in (("--model", "/nowhere/at/all"), ("--block-size", "8"), ("--listen", used)):
-            process = Process(tmp_path / "log", *flags)
+            process = SchedulerProcess(tmp_path / "log", *flags)
             assert await process.wait(20) != 0
             assert flags[1] in process.log.read_text()
 
@@ -266,7 +233,7 @@ async def test_memory_is_flat_and_idle_costs_nothing(tmp_path: Path) -> None:
     seconds.
     """
     worker = GrpcWorker(num_blocks=512, max_num_seqs=64, max_num_batched_tokens=2048)
-    process = Process(tmp_path / "log", "--worker", await worker.start())
+    process = SchedulerProcess(tmp_path / "log", "--worker", await worker.start())
     try:
         replica = await process.attach()
 
@@ -294,6 +261,6 @@ async def test_memory_is_flat_and_idle_costs_nothing(tmp_path: Path) -> None:
         assert used / 3 < 0.02
         await replica.close()
     finally:
-        process.child.send_signal(signal.SIGTERM)
+        process.stop()
         await process.wait()
         await worker.stop()

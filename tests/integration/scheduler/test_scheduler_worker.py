@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from hundredfold_scheduler.core.failures import Code
+from hundredfold_scheduler.service import SchedulerService
+from hundredfold_scheduler.settings import SchedulerSettings
 from support.eventually import eventually
 from support.fake_worker import Script, expected_output
 from support.grpc_worker import GrpcWorker
@@ -218,3 +220,23 @@ async def test_results_that_come_late_are_pipelined() -> None:
             assert told.ids == right(prompt(1), 40)
             await replica.close()
     assert times[1] < 0.8 * times[0]
+
+
+async def test_a_second_scheduler_waits_for_the_first_to_go() -> None:
+    """One scheduler at a time: the second says why it is not ready, and takes over when the worker is
+    free.
+    """
+    worker = GrpcWorker()
+    async with scheduler_stack(worker) as first:
+        second = SchedulerService(SchedulerSettings(listen=("127.0.0.1:0",), worker=worker.address))
+        running = asyncio.create_task(second.run())
+        try:
+            await eventually(lambda: "another scheduler is here" in second.host._reason)
+            replica = await first.replica()
+            assert (await (await replica.submit(0, prompt(0), 5)).wait()).ids == right(prompt(0), 5)
+            await replica.close()
+            first.service.host.request_stop(grace_s=0.0)
+            await eventually(lambda: second.engine.worker_ready)
+        finally:
+            second.host.request_stop(grace_s=0.0)
+            await running

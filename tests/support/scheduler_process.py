@@ -1,0 +1,50 @@
+"""The scheduler as its users start it: a process of its own, with flags, a log and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from support.eventually import eventually
+from support.replica import Replica
+from support.stack import free_port
+
+
+class SchedulerProcess:
+    """One process on a free port. Whoever starts it kills it."""
+
+    def __init__(self, log: Path, *flags: str) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self.log = log
+        command = [sys.executable, "-m", "hundredfold_scheduler", "--listen", self.address, *flags]
+        with open(log, "ab") as output:
+            self.child = subprocess.Popen(command, stdout=output, stderr=output)
+
+    def stop(self) -> None:
+        """Ask it to end."""
+        self.child.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it as a crash would; nothing happens when it has ended."""
+        self.child.kill()
+        self.child.wait()
+
+    async def wait(self, timeout_s: float = 10) -> int:
+        """Its exit code, once it has ended."""
+        await eventually(lambda: self.child.poll() is not None, timeout_s)
+        return int(self.child.returncode)
+
+    async def attach(self) -> Replica:
+        """A replica, as soon as the process listens."""
+        for _ in range(200):
+            try:
+                return await Replica.attach(self.address)
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.05)
+        raise TimeoutError(self.log.read_text())
