@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -26,6 +27,7 @@ class EncodePool:
     def __init__(self, threads: int) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="encode")
         self._waiting_bytes = 0
+        self._lock = threading.Lock()
 
     async def run(self, work: Callable[[], T], size: int) -> T:
         """What ``work`` returns; ``size`` is that of its text in bytes.
@@ -41,15 +43,15 @@ class EncodePool:
                 f"{self._waiting_bytes} bytes of prompts wait already; the limit is {MAX_WAITING_BYTES}",
                 retry_after_s=1.0,
             )
-        self._waiting_bytes += size
+        self._count(size)
         future = self._executor.submit(work)
         # Counted until the thread is done with it, also when the caller goes away meanwhile.
-        loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done, size))
+        future.add_done_callback(lambda _: self._count(-size))
         return await asyncio.wrap_future(future)
 
-    def _done(self, size: int) -> None:
-        self._waiting_bytes -= size
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self._waiting_bytes += size
 
     def close(self) -> None:
         """Start nothing more; what runs ends by itself."""

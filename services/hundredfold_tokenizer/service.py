@@ -22,6 +22,7 @@ from hundredfold_tokenizer.generation import GenerationServicer
 from hundredfold_tokenizer.ledger import Ledger
 from hundredfold_tokenizer.output.pacing import Pacer
 from hundredfold_tokenizer.output.unread import UnreadBudget
+from hundredfold_tokenizer.oversize import add_limited, most_request_bytes
 from hundredfold_tokenizer.prompts import Prompts
 from hundredfold_tokenizer.readiness import Readiness
 from hundredfold_tokenizer.requests.attachment import Attachment
@@ -123,8 +124,11 @@ class TokenizerService:
         pacer = Pacer(settings.max_deltas_per_s, settings.max_delta_delay_s)
         generation = GenerationServicer(self.door, pacer, settings.max_message_bytes)
         text = TextServicer(model.name, model.vocabulary, prompts, self._vocab_size, self._max_model_len)
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, self.host.server)
-        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(text, self.host.server)
+        most = most_request_bytes(settings.max_prompt_bytes)
+        add_limited(
+            generation_pb2_grpc.add_GenerationServiceServicer_to_server, generation, self.host.server, most
+        )
+        add_limited(tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server, text, self.host.server, most)
 
     async def run(self) -> int:
         """Serve until told to stop; the exit code."""

@@ -40,8 +40,8 @@ class TokenizerSettings(ServiceSettings):
     max_prompt_bytes: Annotated[int, Field(ge=1)] = 2 * MIB
     """Largest prompt in bytes; what the context length allows is often less."""
 
-    encode_threads: Annotated[int, Field(ge=1, le=64)] = 2
-    """Threads that encode long prompts."""
+    encode_threads: Annotated[int, Field(ge=1, le=64)] = 1
+    """Threads that encode long prompts, about 1 MB a second each."""
 
     template_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.5
     """Seconds that a chat template may take for one chat."""

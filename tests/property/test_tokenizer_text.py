@@ -1,4 +1,6 @@
-"""Random ids and texts: streamed text is the whole text, and stop strings are found as the naive search finds them."""
+"""Random ids and texts: streamed text is the whole text, and stop strings are found as the naive search
+finds them.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ small = st.text("ab", min_size=1, max_size=6)
 def test_stop_strings_against_the_naive_search(
     pieces: list[str], stops: list[str], include: bool, armed_from: int
 ) -> None:
-    """Items 85 and 95: the same match, the same text, and never more held back than could become a stop string."""
+    """Items 85 and 95: the same match, the same text, and never more held back than could become a stop
+    string.
+    """
     matcher = StopMatcher(stops, include_stop=include)
     out, stopped, seen = "", None, ""
     for index, piece in enumerate(pieces):

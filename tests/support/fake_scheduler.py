@@ -1,4 +1,6 @@
-"""A scheduler without a model: a real gRPC SchedulerService that plays scripted ids, and can die and come back."""
+"""A scheduler without a model: a real gRPC SchedulerService that plays scripted ids, and can die and come
+back.
+"""
 
 from __future__ import annotations
 
@@ -231,7 +233,7 @@ class _Servicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __init__(self, fake: FakeScheduler) -> None:
         self._fake = fake
 
-    async def Attach(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
+    async def Attach(self, request_iterator: Any, context: Any) -> Any:
         """See the contract."""
         async for message in self._fake.attach(request_iterator, context):
             yield message

@@ -15,7 +15,7 @@ import grpc.aio
 from hundredfold.v1 import generation_pb2_grpc, tokenizer_pb2_grpc
 from hundredfold_tokenizer.service import TokenizerService, load_model
 from hundredfold_tokenizer.settings import TokenizerSettings
-from support.door import OPTIONS
+from support.door import OPTIONS, Answer
 from support.fake_scheduler import FakeScheduler
 
 
@@ -60,8 +60,16 @@ class RunningDoor:
 async def until(condition: Any, timeout_s: float = 5.0) -> None:
     """Wait until ``condition()`` holds."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (conditions of all kinds, few of which have an event)
             await asyncio.sleep(0.005)
+
+
+async def read_to_end(call: Any) -> Answer:
+    """What comes on a stream from now on; raises the status that it ends with."""
+    answer = Answer()
+    while (event := await call.read()) is not grpc.aio.EOF:
+        answer.take(event)
+    return answer
 
 
 @asynccontextmanager

@@ -1,4 +1,6 @@
-"""Checkpoint directories that hold a tokenizer and next to nothing else: all that the door reads of a model."""
+"""Checkpoint directories that hold a tokenizer and next to nothing else: all that the door reads of a
+model.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def byte_level_model(directory: Path, **files: Any) -> Path:
 
 
 def spm_model(directory: Path, **files: Any) -> Path:
-    """A SentencePiece-like BPE with byte fallback: ``<unk>`` 0, ``<s>`` 1 (BOS), ``</s>`` 2 (EOS), bytes 3-258."""
+    """A SentencePiece-like BPE with byte fallback: ``<unk>`` 0, ``<s>`` 1 (BOS), ``</s>`` 2 (EOS), bytes
+    3-258.
+    """
     _checkpoint(directory, files, eos=2)
     (directory / "tokenizer.json").write_text(json.dumps(spm_tokenizer_json()))
     config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": CHAT_TEMPLATE}
@@ -47,7 +51,9 @@ def spm_pieces() -> list[str]:
 
 
 def spm_tokenizer_json() -> dict[str, Any]:
-    """The tokenizer.json of ``spm_model``, as Llama's was converted: a space before every text, bytes for the rest."""
+    """The tokenizer.json of ``spm_model``, as Llama's was converted: a space before every text, bytes for
+    the rest.
+    """
     pieces = spm_pieces()
     vocab = {piece: index for index, piece in enumerate(pieces)}
     merges = [

@@ -23,7 +23,7 @@ from hundredfold_tokenizer.validation.request import ModelLimits
 
 log = get_logger(__name__)
 
-_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 2.0
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 0.5
 _WELCOME_S = 10.0
 _ACCOUNT_S = 2.0
 """How long a request whose text a stop string ended waits for the scheduler's account of it."""
@@ -45,6 +45,30 @@ class Link:
     attached: bool = False
     worker_ready: bool = False
     refusal: str = ""
+
+
+class _Outgoing:
+    """What is to be said on one stream; messages are built when their turn comes."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], _Message | None]] = deque()
+        self._filled = asyncio.Event()
+
+    def put(self, message: Callable[[], _Message | None]) -> None:
+        """Say this, if there is still something to say when it is built."""
+        self._waiting.append(message)
+        self._filled.set()
+
+    async def messages(self, hello: scheduler_pb2.AttachHello) -> AsyncIterator[_Message]:
+        """The hello, then everything in order, for as long as the stream lives."""
+        yield _Message(hello=hello)
+        while True:
+            while self._waiting:
+                message = self._waiting.popleft()()
+                if message is not None:
+                    yield message
+            self._filled.clear()
+            await self._filled.wait()
 
 
 class Attachment:
@@ -77,8 +101,7 @@ class Attachment:
         self._after_step = after_step
         self._live: dict[int, RunningRequest] = {}
         self._next_id = 1
-        self._outgoing: deque[Callable[[], _Message | None]] = deque()
-        self._to_send = asyncio.Event()
+        self._outgoing = _Outgoing()
         self._changed = asyncio.Event()
         self._away_since = time.monotonic()
         self._given_up = False
@@ -153,10 +176,11 @@ class Attachment:
 
     async def _session(self) -> None:
         """One stream from hello to its end."""
-        self._outgoing.clear()
+        # A queue for each stream: gRPC may still hold the last one's, waiting for a message to lose.
+        self._outgoing = _Outgoing()
         async with self._connect() as channel:
             stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            call = stub.Attach(self._messages())
+            call = stub.Attach(self._outgoing.messages(self._hello))
             try:
                 async with asyncio.timeout(_WELCOME_S):
                     first = await call.read()
@@ -172,20 +196,9 @@ class Attachment:
             finally:
                 call.cancel()
 
-    async def _messages(self) -> AsyncIterator[_Message]:
-        yield _Message(hello=self._hello)
-        while True:
-            while self._outgoing:
-                message = self._outgoing.popleft()()
-                if message is not None:
-                    yield message
-            self._to_send.clear()
-            await self._to_send.wait()
-
     def _send(self, message: Callable[[], _Message | None]) -> None:
         if self.link.attached:
-            self._outgoing.append(message)
-            self._to_send.set()
+            self._outgoing.put(message)
 
     def _welcome(self, welcome: scheduler_pb2.AttachWelcome) -> None:
         if welcome.max_model_len:
@@ -234,7 +247,6 @@ class Attachment:
     def _detach(self, refusal: str) -> None:
         if self.link.attached:
             self._away_since = time.monotonic()
-        self._outgoing.clear()
         self._set_link(Link(refusal=refusal))
 
     def _set_link(self, link: Link) -> None:

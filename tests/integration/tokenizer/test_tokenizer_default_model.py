@@ -50,15 +50,19 @@ def test_texts_with_special_tokens(truth: Any, vocabulary: Vocabulary) -> None:
 
 
 def test_digits_stand_alone(vocabulary: Vocabulary) -> None:
-    """``smollm`` splits every digit off, as the model was trained; transformers' GGUF reader does not know that."""
+    """``smollm`` splits every digit off, as the model was trained; transformers' GGUF reader does not know
+    that.
+    """
     ids = vocabulary.encode_text("in 1234 and 56")
-    assert [vocabulary.table.raw[i] for i in ids if vocabulary.table.raw[i].isdigit()] == list(
-        map(lambda digit: digit.encode(), "123456")
-    )
+    assert [vocabulary.table.raw[i] for i in ids if vocabulary.table.raw[i].isdigit()] == [
+        digit.encode() for digit in "123456"
+    ]
 
 
 def test_random_ids_decode_as_one_and_streamed(truth: Any, vocabulary: Vocabulary) -> None:
-    """Items 79, 82, 84: any ids at all, whole and one by one, as the library decodes them, nothing cleaned up."""
+    """Items 79, 82, 84: any ids at all, whole and one by one, as the library decodes them, nothing cleaned
+    up.
+    """
     rng = random.Random(11)
     for _ in range(200):
         ids = [rng.randrange(vocabulary.size) for _ in range(rng.randint(1, 60))]

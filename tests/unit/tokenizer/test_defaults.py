@@ -54,7 +54,8 @@ def test_sampling_switched_off_is_greedy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [{"temperature": -1}, {"temperature": "hot"}, {"top_k": 1.5}, {"top_p": 0}, {"top_k": True}, {"min_p": None},
+    [{"temperature": -1}, {"temperature": "hot"}, {"top_k": 1.5}, {"top_p": 0}, {"top_k": True},
+     {"min_p": None},
      {"max_new_tokens": 0}, {"top_p": 7}],
 )  # fmt: skip
 def test_values_of_no_use_are_left_out(tmp_path: Path, config: dict[str, Any]) -> None:

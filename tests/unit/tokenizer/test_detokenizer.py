@@ -1,4 +1,6 @@
-"""Incremental detokenizing: never half a character, the same text as at once, the same work for every token."""
+"""Incremental detokenizing: never half a character, the same text as at once, the same work for every
+token.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def test_special_tokens(bpe: Vocabulary) -> None:
 
 
 def test_sentencepiece_space_after_a_prompt(spm: Vocabulary) -> None:
-    """Item 83: what follows a prompt keeps its space; streamed == decode(prompt + out)[len(decode(prompt)):]."""
+    """Item 83: what follows a prompt keeps its space; streamed == decode(prompt +
+    out)[len(decode(prompt)):].
+    """
     prompt = spm.encode_text("hello")
     out = spm.encode_text("Hello world again", add_special=False)
     whole = decode(spm.table, [*prompt, *out], skip_special=True)

@@ -1,4 +1,6 @@
-"""Stop strings: found wherever they lie, held back no further than needed, at the same cost for every token."""
+"""Stop strings: found wherever they lie, held back no further than needed, at the same cost for every
+token.
+"""
 
 from __future__ import annotations
 

@@ -94,7 +94,9 @@ def test_bos_follows_the_flag_then_the_pre_tokenizer(tmp_path: Path) -> None:
 
 
 def test_ends_of_turns(tmp_path: Path) -> None:
-    """Item 88, GGUF side: eos, eot and eom ids all end an answer; without an eot id its usual texts are looked for."""
+    """Item 88, GGUF side: eos, eot and eom ids all end an answer; without an eot id its usual texts are
+    looked for.
+    """
     assert load(tmp_path, bpe_keys(eot_token_id=0, eom_token_id=1)).eos_ids == {0, 1, 2}
     assert load(tmp_path, bpe_keys(eos_token_id=0)).eos_ids == {0, 2}
 
@@ -167,7 +169,9 @@ def test_gemma_spells_runs_of_spaces_with_spaces(tmp_path: Path) -> None:
 
 
 def test_spm_equals_sentencepieces_own_rule(tmp_path: Path) -> None:
-    """Ground truth: SentencePiece's BPE, joining the neighbours whose joined piece scores best, leftmost first."""
+    """Ground truth: SentencePiece's BPE, joining the neighbours whose joined piece scores best, leftmost
+    first.
+    """
     keys = spm_keys(add_space_prefix=False, add_bos_token=False)
     vocabulary = load(tmp_path, keys)
     rng = random.Random(5)

@@ -193,9 +193,9 @@ def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
 
 def _json_of(vocabulary: Vocabulary) -> Any:
     """The tokenizer.json that write_tokenizer made, read back from the library's view of it."""
-    from support.tiny_model import write_tokenizer
-
     import tempfile
+
+    from support.tiny_model import write_tokenizer
 
     with tempfile.TemporaryDirectory() as directory:
         write_tokenizer(Path(directory))
