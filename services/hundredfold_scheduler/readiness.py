@@ -1,6 +1,4 @@
-"""When the service is ready: with a worker, and for a grace after it was lost, since requests wait for the
-next one.
-"""
+"""When the service is ready: with a worker, and for a grace after one was lost, while requests wait."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The scheduler's end of one replica's stream: reads in one task, writes in another, ends when either
-does.
-"""
+"""The scheduler's end of one replica's stream: one task reads, one writes, and it ends when either does."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The way to the worker: wait until it is ready, shake hands, carry plans and results, notice its end, come
-back.
-"""
+"""The way to the worker: wait for it, shake hands, carry plans and results, notice its end, come back."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Two thousand random requests through the scheduler's core: accounts agree after every step, every answer is
-right.
+"""Two thousand random requests through the scheduler's core: accounts agree, every answer is right.
 
 Items 7, 15, 18, 22, 25 and 26 of the user reports in one: tiny pools, preemption, shared prefixes, cancels
 and stop strings at random steps, deadlines, failing rows, dying workers and schedulers, one step in flight or

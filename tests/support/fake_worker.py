@@ -1,5 +1,7 @@
-"""A worker without a model that distrusts its scheduler: it remembers which token every cache position holds,
-and raises ``PlanViolation`` for any plan that a real worker would silently compute wrong.
+"""A worker without a model that distrusts its scheduler.
+
+It remembers which token every cache position holds, and raises ``PlanViolation`` for any plan that a real
+worker would silently compute wrong.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The fake worker behind a real gRPC server: a stand-in for the compute room that can be slow, hang, crash
-and return.
-"""
+"""The fake worker behind a real gRPC server: it can be slow, hang, crash and return."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a step costs the scheduler: ``python tests/support/scheduler_bench.py [running] [waiting]`` prints µs
-per part.
+"""What a step costs the scheduler, by part, in µs: ``python scheduler_bench.py [running] [waiting]``.
 
 Not a test: times are for people. The worker is simulated without its checks, the codec is the real one.
 """

@@ -1,6 +1,4 @@
-"""Drives the scheduler's core against the fake worker without a network: one call is one turn of the
-engine.
-"""
+"""Drives the scheduler's core against the fake worker, no network: one call is one turn of the engine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Applies a step's result: tokens to their sequences and replicas, full blocks to the index, ends and
-failures.
-"""
+"""Applies a step's result: ids to sequences and replicas, full blocks to the index, ends and failures."""
 
 from __future__ import annotations
 

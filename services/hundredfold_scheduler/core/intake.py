@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hundredfold_scheduler.core.failures import Code, Failure, Refused
 from hundredfold_scheduler.core.limits import WorkerLimits
-from hundredfold_scheduler.core.request import Attachment, Submission
+from hundredfold_scheduler.core.request import Submission
 from hundredfold_scheduler.core.state import State
 
 
@@ -32,7 +32,7 @@ class Intake:
         self.draining = False
         """Set for good when the service is about to stop."""
 
-    def check(self, submission: Submission, attachment: Attachment, now: float) -> None:
+    def check(self, submission: Submission, now: float) -> None:
         """Raises ``Refused``."""
         state = self._state
         if self.draining:

@@ -1,6 +1,4 @@
-"""Makes the next plan: computed tokens chase total ones under one budget, running sequences before waiting
-ones.
-"""
+"""Makes the next plan: computed tokens chase total ones under one budget, running ones go first."""
 
 from __future__ import annotations
 

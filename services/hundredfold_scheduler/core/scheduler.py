@@ -1,6 +1,4 @@
-"""The whole core behind one class: requests in, plans out, results in. Every time is seconds of one steady
-clock.
-"""
+"""The whole core behind one class: requests in, plans out, results in; times are of one steady clock."""
 
 from __future__ import annotations
 
@@ -102,7 +100,7 @@ class Scheduler:
             raise ValueError(f"stream_id {submission.stream_id} is in use")
         state = self.state
         try:
-            self._intake.check(submission, attachment, now)
+            self._intake.check(submission, now)
         except Refused as refusal:
             state.totals.rejected += 1
             attachment.outbox.add_failed(submission.stream_id, refusal.failure)

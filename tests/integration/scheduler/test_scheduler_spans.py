@@ -1,6 +1,4 @@
-"""Traces across the hop: the scheduler's span lies between the door's and the worker's, and steps link to
-requests.
-"""
+"""Traces across the hop: the scheduler's span between door and worker, links between steps and requests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Messages to core types and back, settings against a worker's limits, readiness, and the integrity check
-itself.
-"""
+"""Messages and core types, settings and a worker's limits, readiness, and the integrity check itself."""
 
 from __future__ import annotations
 
