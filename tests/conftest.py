@@ -62,6 +62,8 @@ class Account:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the account."""
+        if not self.tests:
+            return
         terminalreporter.section("stages")
         for stage in STAGES:
             if self.tests[stage]:
