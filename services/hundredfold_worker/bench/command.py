@@ -12,6 +12,7 @@ from hundredfold.bench.report import Report
 from hundredfold.bench.table import render
 from hundredfold.config import service_command
 from hundredfold.errors import StartError
+from hundredfold_worker.openmp import calm_openmp
 from hundredfold_worker.settings import WorkerSettings
 
 _HELP = """Measure the worker's step loop alone: greedy requests straight into the engine, in this process.
@@ -48,6 +49,7 @@ def command(
 
 
 def _run(plan: LoadPlan, raw: bool, as_json: bool, settings: WorkerSettings) -> int:
+    calm_openmp()
     from hundredfold_worker.bench.offline import measure  # torch: not for --help
 
     try:
