@@ -177,7 +177,7 @@ async def test_cancel_while_a_slow_step_runs() -> None:
         await asyncio.sleep(0.35)
         for stream_id in (0, 1, 2, 2, 99):
             await replica.cancel(stream_id)
-        await eventually(lambda: stack.service.core.load().used_blocks == 0, 0.25)
+        await eventually(lambda: stack.service.core.load().used_blocks == 0, 0.5)
         await stack.wait_idle(2)
         after = await replica.submit(3, prompt(3, 8), 2)
         await after.wait()

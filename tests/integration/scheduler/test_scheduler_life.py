@@ -74,7 +74,7 @@ async def test_deadlines_hold_everywhere() -> None:
             await told.wait(2)
             assert told.failure is not None
             assert told.failure.code == Code.DEADLINE_EXCEEDED
-        assert 0.3 <= time.monotonic() - begin < 0.9
+        assert 0.3 <= time.monotonic() - begin < 1.5
         assert decoding.ids == right(prompt(0, 8), 900)[: len(decoding.ids)] != []
         assert stack.service.core.load().used_blocks == 0
         assert all(list(new.prompt) != prompt(2, 8) for plan in worker.plans for new in plan.new_sequences)

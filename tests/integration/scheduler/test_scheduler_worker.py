@@ -209,15 +209,15 @@ async def test_results_that_come_late_are_pipelined() -> None:
     """
     times = []
     for plans_in_flight in (1, 2):
-        worker = GrpcWorker(step_s=0.02, delivery_s=0.02)
+        worker = GrpcWorker(step_s=0.04, delivery_s=0.04)
         async with scheduler_stack(worker, max_plans_in_flight=plans_in_flight) as stack:
             replica = await stack.replica()
             await (await replica.submit(0, prompt(0), 2)).wait()
-            told = await replica.submit(1, prompt(1), 40)
+            told = await replica.submit(1, prompt(1), 20)
             begin = asyncio.get_running_loop().time()
             await told.wait(20)
             times.append(asyncio.get_running_loop().time() - begin)
-            assert told.ids == right(prompt(1), 40)
+            assert told.ids == right(prompt(1), 20)
             await replica.close()
     assert times[1] < 0.8 * times[0]
 
