@@ -99,7 +99,7 @@ def test_a_block_is_shared_only_when_a_result_confirmed_it() -> None:
         harness.take_result()
 
 
-def test_salts_and_priorities_of_others_do_not_matter() -> None:
+def test_another_salt_or_adapter_is_cold() -> None:
     """Item 40: the same prompt under another salt is cold; under the same one it hits."""
     harness = Harness()
     assert cached(ask(harness, 0, STEM, cache_salt=b"a")) == 0
