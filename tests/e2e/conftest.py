@@ -28,7 +28,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def stack(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The default model in fp32, shared by tests that change nothing."""
-    running = Stack(default_model, tmp_path_factory.mktemp("stack"), {"worker": {"dtype": "fp32", "num_threads": 2}})
+    flags = {"worker": {"dtype": "fp32", "num_threads": 2}}
+    running = Stack(default_model, tmp_path_factory.mktemp("stack"), flags)
     running.start()
     try:
         running.wait_ready()

@@ -29,8 +29,9 @@ def free_port() -> int:
 
 @dataclass
 class Stack:
-    """Three services over one model. ``flags`` are per service, by setting name. The worker computes on one thread
-    unless they say otherwise, since tests share the machine with other processes.
+    """Three services over one model. ``flags`` are per service, by setting name.
+
+    The worker computes on one thread unless they say otherwise: tests share the machine with other processes.
     """
 
     model: str
@@ -55,7 +56,7 @@ class Stack:
 
     def start(self, *services: str) -> None:
         """Start the named services, all when none is named."""
-        neighbours = {
+        neighbours: dict[str, dict[str, object]] = {
             "worker": {"num_threads": 1},
             "scheduler": {"worker": self.address_of("worker")},
             "tokenizer": {"scheduler": self.address_of("scheduler")},
