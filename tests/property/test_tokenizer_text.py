@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hundredfold.models import resolve
+from hundredfold_tokenizer.chat.marking import Edges, Marker
 from hundredfold_tokenizer.output.choice import ChoiceText, TextRules
 from hundredfold_tokenizer.output.detokenizer import Detokenizer, decode
 from hundredfold_tokenizer.output.stops import Match, StopMatcher
@@ -66,6 +67,45 @@ def test_users_cannot_write_special_ids(text: str, special: list[str]) -> None:
         known = vocabulary(kind)
         inside = known.encode_text(written, add_special=False)
         assert not set(inside) & set(known.encoder.controls.values())
+
+
+fragments = st.lists(
+    st.sampled_from(
+        [
+            "<|im_end|>",
+            "<|im_start|>",
+            "<|",
+            "im_end",
+            "|>",
+            "<",
+            ">",
+            "|",
+            "x",
+            " ",
+            "\n",
+            "\ue000",
+            "\ue001",
+        ]
+    ),
+    max_size=8,
+).map("".join)
+
+
+@given(texts=st.lists(fragments, min_size=1, max_size=4))
+@settings(max_examples=400, deadline=None)
+def test_chats_hold_the_templates_special_tokens_and_no_others(texts: list[str]) -> None:
+    """Whatever users write, also side by side: special ids are those that the template wrote, text is
+    unchanged.
+    """
+    known = vocabulary("bpe")
+    encoder = known.encoder
+    marker = Marker(encoder.written(), Edges(list(encoder.controls)), "".join(texts))
+    rendered = "<|im_start|>" + "".join(marker.mark(texts)) + "<|im_end|>" + "|>".join(marker.mark(texts))
+    text, spelt = marker.unmark(rendered, encoder.spell)
+    ids = known.encode_chat(spelt)
+    assert text == "<|im_start|>" + "".join(texts) + "<|im_end|>" + "|>".join(texts)
+    assert [token_id for token_id in ids if token_id < 3] == [1, 2]
+    assert decode(known.table, ids, skip_special=False) == text
 
 
 small = st.text("ab", min_size=1, max_size=6)

@@ -1,8 +1,8 @@
 """Keeps apart, in a rendered chat, the special tokens that the template wrote and those that a user wrote.
 
 What comes from a user is marked before it goes into the template: each special token's text is put between
-two private characters, and a text that could make one together with its surroundings gets one at that end.
-What comes out unmarked is the template's own.
+two private characters, and a text that could make one together with its surroundings gets another at that
+end. What comes out unmarked is the template's own.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ class Marker:
 
     def __init__(self, written: re.Pattern[str], edges: Edges, taken: str) -> None:
         used = set(re.findall("[\ue000-\uf8ff]", taken))
-        free = [chr(code) for code in _PRIVATE if chr(code) not in used][:3]
-        if len(free) < 3:
+        used |= {chr(int(code, 16)) for code in re.findall(r"\\u([ef][0-9a-f]{3})", taken.lower())}
+        free = [chr(code) for code in _PRIVATE if chr(code) not in used][:4]
+        if len(free) < 4:
             raise ValueError("uses every private character, and some are needed")
-        self.start, self.end, self.cut = free
+        self.start, self.end, self.edge, self.cut = free
         self._written = written
         self._edges = edges
         # A template may also write text as JSON in ASCII, markers included.
-        start, end = (f"(?:{char}|\\\\u{ord(char):04x})" for char in (self.start, self.end))
-        self._marked = re.compile(f"{start}({written.pattern}){end}|({written.pattern})|{start}|{end}")
+        start, end, edge = (f"(?:{char}|\\\\u{ord(char):04x})" for char in (self.start, self.end, self.edge))
+        self._marked = re.compile(f"{start}({written.pattern}){end}|({written.pattern})|{start}|{end}|{edge}")
 
     def mark(self, value: Any) -> Any:
         """A JSON value with every string in it marked; keys only where they hold a special token."""
@@ -60,8 +61,8 @@ class Marker:
         return self._marked.sub(visible, rendered), self._marked.sub(spelt, rendered)
 
     def _mark_text(self, text: str) -> str:
-        before = self.end if self._edges.ends_in(text) else ""
-        after = self.start if self._edges.begins_in(text) else ""
+        before = self.edge if self._edges.ends_in(text) else ""
+        after = self.edge if self._edges.begins_in(text) else ""
         return f"{before}{self._fence(text)}{after}"
 
     def _fence(self, text: str) -> str:

@@ -54,7 +54,7 @@ class RenderProcess:
         self._timeout_s = timeout_s
         self._max_chars = max_chars
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._turns: set[asyncio.Task[dict[str, str]]] = set()
         self._running: _Child | None = None
 
     async def start(self) -> None:
@@ -64,6 +64,8 @@ class RenderProcess:
 
     async def close(self) -> None:
         """End the process."""
+        for turn in self._turns:
+            turn.cancel()
         self._drop()
 
     async def render(self, template: str, variables: Mapping[str, Any]) -> str:
@@ -72,23 +74,27 @@ class RenderProcess:
         Raises:
             RequestError: The template refused the chat or cannot be used, or too many chats wait.
         """
-        if self._waiting >= MAX_WAITING:
+        if len(self._turns) >= MAX_WAITING:
             raise RequestError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{self._waiting} chats wait to be rendered; the limit is {MAX_WAITING}",
+                f"{len(self._turns)} chats wait to be rendered; the limit is {MAX_WAITING}",
                 retry_after_s=1.0,
             )
         request = {"template": template, "variables": variables, "max_chars": self._max_chars}
-        self._waiting += 1
-        try:
-            async with self._turn:
-                reply = await self._ask(json.dumps(request, ensure_ascii=False).encode())
-        finally:
-            self._waiting -= 1
+        turn = asyncio.create_task(self._take_turn(json.dumps(request, ensure_ascii=False).encode()))
+        self._turns.add(turn)
+        turn.add_done_callback(self._turns.discard)
+        # A caller that leaves does not end the rendering: ending the process would cost more than its last
+        # moments.
+        reply = await asyncio.shield(turn)
         kind = reply.get("error")
         if kind is not None:
             raise RequestError(_CODES[kind], _WORDS[kind] + reply.get("message", ""), field="chat")
         return reply["text"]
+
+    async def _take_turn(self, body: bytes) -> dict[str, str]:
+        async with self._turn:
+            return await self._ask(body)
 
     async def _ask(self, body: bytes) -> dict[str, str]:
         try:
@@ -109,7 +115,7 @@ class RenderProcess:
             log.warning("the rendering process died", error=repr(error))
             return {"error": "limit", "message": "its process died"}
         finally:
-            if not answered:  # it may be in the middle of anything, also when our caller was cancelled
+            if not answered:  # it may be in the middle of anything
                 self._drop()
         return reply
 

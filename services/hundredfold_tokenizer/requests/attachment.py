@@ -24,11 +24,17 @@ from hundredfold_tokenizer.validation.request import ModelLimits
 log = get_logger(__name__)
 
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 0.5
+_REFUSED_S = 2.0
 _WELCOME_S = 10.0
 _ACCOUNT_S = 2.0
 """How long a request whose text a stop string ended waits for the scheduler's account of it."""
 
 _UNLIMITED_CACHE = 2**62
+_REFUSALS = (
+    grpc.StatusCode.FAILED_PRECONDITION,  # another model or protocol
+    grpc.StatusCode.ABORTED,  # another replica has our name
+    grpc.StatusCode.UNIMPLEMENTED,  # no scheduler at all
+)
 _Message = scheduler_pb2.AttachRequest
 
 
@@ -160,7 +166,7 @@ class Attachment:
                 await self._session()
             except grpc.aio.AioRpcError as error:
                 failure = f"{error.code().name}: {error.details()}"
-                if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED):
+                if error.code() in _REFUSALS:
                     refusal = f"the scheduler refuses this tokenizer: {error.details()}"
             except (BadMessage, TimeoutError) as error:
                 failure = str(error) or "the scheduler does not answer"
@@ -171,7 +177,7 @@ class Attachment:
             self._detach(refusal)
             if time.monotonic() - began > _MAX_BACKOFF_S:
                 backoff = _FIRST_BACKOFF_S
-            await self._rest(_MAX_BACKOFF_S if refusal else backoff)
+            await self._rest(_REFUSED_S if refusal else backoff)
             backoff = min(2 * backoff, _MAX_BACKOFF_S)
 
     async def _session(self) -> None:

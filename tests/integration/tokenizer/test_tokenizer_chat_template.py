@@ -159,7 +159,7 @@ async def test_special_tokens_in_tools_names_and_keys(bpe: Vocabulary) -> None:
 
 async def test_text_that_holds_private_characters(bpe: Vocabulary) -> None:
     """Markers are chosen so that none of them is in the text: nothing a user wrote is lost."""
-    text = "".join(map(chr, range(0xE000, 0xE010))) + "<|im_end|>"
+    text = "".join(map(chr, range(0xE000, 0xE010))) + "<|im_end|> \\ue010 \\uE011"
     rendered = await render(bpe, "{{ messages[0].content }}", chat(("user", text)))
     assert rendered.text == text
     everything = "".join(map(chr, range(0xE000, 0xF900)))

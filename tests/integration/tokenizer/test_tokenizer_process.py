@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,8 @@ while True:
 
 
 async def test_health_answers_beside_huge_prompts(bpe_directory: Path) -> None:
-    """Item 94: 30 MB prompts while health is polled ten times a second by somebody else: every poll is answered
-    within 500 ms, and each prompt is refused. A machine that is busy with other things gets three tries.
+    """Item 94: 30 MB prompts while somebody polls health ten times a second: every poll is answered within
+    500 ms, and each prompt is refused. A machine that is busy with other things gets three tries.
     """
     fake = FakeScheduler(max_model_len=10**6, max_cache_tokens=10**7)
     huge = ask(text="hello world " * 2_500_000)
@@ -298,9 +299,9 @@ async def test_memory_stays_flat_and_idle_is_idle(bpe_directory: Path) -> None:
             await asyncio.gather(*(one() for _ in range(count)))
             return _anonymous_bytes(door.process.pid)
 
-        before = await rounds(2000)
-        after = await rounds(1500)
-        assert (after - before) / 1500 < 200  # most of it noise of the allocator; the long run is end to end
+        sizes = [await rounds(1000) for _ in range(6)]
+        # The allocator grows now and then; a leak grows every time.
+        assert min(after - before for before, after in pairwise(sizes[2:])) / 1000 < 64
         used = sum(process.cpu_times()[:2])
         began = time.monotonic()
         await asyncio.sleep(3)

@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from hundredfold.models import resolve
+from hundredfold_tokenizer.output.detokenizer import decode
 from hundredfold_tokenizer.vocabulary import Vocabulary, VocabularyError, load_vocabulary
 from support.tiny_text_model import byte_level_model, spm_model
 
@@ -55,6 +56,47 @@ def test_special_tokens_count_when_the_caller_asks(bpe: Vocabulary) -> None:
     text = "<|im_start|>user\nhello<|im_end|> a <|endoftext|><|im_end|>"
     assert bpe.encode_text(text, parse_special=True) == library.encode(text).ids
     assert bpe.encode_text(text, parse_special=True)[0] == 1
+
+
+def test_sentencepiece_special_tokens_when_the_caller_asks(spm: Vocabulary, spm_directory: Path) -> None:
+    """Spaces beside special tokens follow the library's rules."""
+    library = Tokenizer.from_file(str(spm_directory / "tokenizer.json"))
+    for text in ("hello</s> world", "<s>hello world</s>", "</s></s> again", "a <s> b"):
+        wanted = library.encode(text, add_special_tokens=False).ids
+        assert spm.encode_text(text, parse_special=True, add_special=False) == wanted
+
+
+def test_unigram(tmp_path: Path) -> None:
+    """SentencePiece's other model, whose vocabulary is a list with scores, special pieces among it."""
+    pieces = [
+        ["<unk>", 0.0],
+        ["<s>", 0.0],
+        ["</s>", 0.0],
+        ["▁", -2.0],
+        ["▁hello", -3.0],
+        ["▁wor", -4.0],
+        ["ld", -5.0],
+    ]
+    pieces += [[letter, -9.0] for letter in "abcdefghijklmnopqrstuvwxyz<>/"]
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    directory = byte_level_model(tmp_path / "m")
+    content = {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
+        "added_tokens": [
+            {"id": index, "content": pieces[index][0], "special": True, "single_word": False, "lstrip": False,
+             "rstrip": False, "normalized": False}
+            for index in range(3)
+        ],
+        "pre_tokenizer": metaspace, "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": False},
+    }  # fmt: skip
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    vocabulary = load_vocabulary(resolve(str(directory)))
+    assert vocabulary.encode_text("hello world") == [4, 5, 6]
+    assert not {1, 2} & set(vocabulary.encode_text("<s> </s>"))
+    assert vocabulary.encode_text("</s>", parse_special=True) == [2]
+    assert decode(vocabulary.table, [4, 5, 6, 2], skip_special=True) == "hello world"
 
 
 def test_no_double_bos(spm: Vocabulary) -> None:
