@@ -32,11 +32,13 @@ class MemoryBudget:
     """Held already: weights, libraries, and on a GPU whatever other processes hold."""
     step: int
     """What the largest step takes on top."""
+    free: int
+    """What the system has to give at this moment."""
 
     @property
     def for_cache(self) -> int:
-        """What is left for the cache."""
-        return max(0, int(self.total * self.utilization) - self.held - self.step)
+        """What is left for the cache: of the worker's share, and of what other processes left."""
+        return max(0, min(int(self.total * self.utilization) - self.held, self.free) - self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +78,19 @@ def num_blocks(budget: MemoryBudget, need: CacheNeed, asked: int | None) -> int:
     wanted = least if asked is None else asked
     if wanted <= fitting:
         return min(fitting, need.most_blocks) if asked is None else asked
-    what = (
-        f"one sequence of max_model_len {need.max_model_len}" if asked is None else f"num_kv_blocks {asked}"
-    )
-    smaller = "max_model_len" if asked is None else "num_kv_blocks"
-    raise StartError(
+    raise StartError(_refusal(budget, need, wanted, asked))
+
+
+def _refusal(budget: MemoryBudget, need: CacheNeed, wanted: int, asked: int | None) -> str:
+    what, smaller = f"num_kv_blocks {asked}", "num_kv_blocks"
+    if asked is None:
+        what, smaller = f"one sequence of max_model_len {need.max_model_len}", "max_model_len"
+    return (
         f"the cache does not fit: {what} needs {_size(wanted * need.bytes_per_block)} "
         f"({wanted} blocks of {need.bytes_per_block} bytes), available are {_size(budget.for_cache)}: "
         f"memory_utilization {budget.utilization:g} of {_size(budget.total)}, less {_size(budget.held)} held "
-        f"and {_size(budget.step)} for a step. Raise memory_utilization, or lower {smaller}, "
-        "max_num_batched_tokens or max_num_seqs"
+        f"and {_size(budget.step)} for a step; {_size(budget.free)} are free now. "
+        f"Raise memory_utilization, or lower {smaller}, max_num_batched_tokens or max_num_seqs"
     )
 
 
@@ -103,6 +108,13 @@ def held_bytes(device: torch.device) -> int:
         free, total = torch.cuda.mem_get_info(device)
         return int(total - free)
     return int(psutil.Process().memory_info().rss)
+
+
+def free_bytes(device: torch.device) -> int:
+    """What could be taken now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
 
 
 def container_limit(root: Path = _CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")) -> int:

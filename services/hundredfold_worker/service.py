@@ -105,14 +105,13 @@ class WorkerService:
         return [info]
 
     async def load(self) -> control_pb2.GetLoadResponse:
-        """Sequences it holds. Blocks in use are the scheduler's to know."""
+        """Sequences it holds, and totals. Blocks are the scheduler's to count."""
         started = self._started
         if started is None:
             return control_pb2.GetLoadResponse()
         totals = started.engine.totals
         return control_pb2.GetLoadResponse(
             running=started.engine.num_live,
-            blocks=control_pb2.BlockCounts(total=started.engine.limits.num_blocks),
             totals={
                 "steps": totals.steps,
                 "computed_tokens": totals.computed_tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,6 +18,7 @@ from hundredfold_worker.engine.slots import EngineLimits
 from hundredfold_worker.memory import (
     CacheNeed,
     MemoryBudget,
+    free_bytes,
     held_bytes,
     num_blocks,
     total_bytes,
@@ -114,12 +115,13 @@ def make_engine(loaded: Loaded, settings: WorkerSettings) -> Started:
         _CPU_CACHE_TOKENS if model.device.type == "cpu" else None,
     )
     utilization = settings.utilization_on(model.device.type)
-    budget = MemoryBudget(total_bytes(model.device), utilization, held_bytes(model.device), 0)
+    held, free = held_bytes(model.device), free_bytes(model.device)
+    budget = MemoryBudget(total_bytes(model.device), utilization, held, 0, free)
     num_blocks(budget, need, settings.num_kv_blocks)  # what cannot fit is said before time is spent
     if settings.warm_up or settings.num_kv_blocks is None:
         with phases.time("measure"):
             trial = Trial(model, limits)
-            budget = MemoryBudget(budget.total, utilization, budget.held, trial.measure())
+            budget = replace(budget, step=trial.measure())
         with phases.time("warm up"):
             trial.warm_up()
         del trial

@@ -57,6 +57,9 @@ class Drawer(Protocol):
 class TorchDrawer:
     """Sorts whole rows. Survivors of a tie at an edge are those with the lower ids."""
 
+    def __init__(self) -> None:
+        self._spread = torch.empty(0, dtype=torch.int64)
+
     def likeliest(
         self, logits: Tensor, rows: NDArray[np.intp], limits: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -89,12 +92,18 @@ class TorchDrawer:
         nucleus = before < send(wanted.top_p) * weights.sum(dim=1, keepdim=True)
         likely = weights >= send(wanted.min_p) * weights[:, :1]
         weights = weights.where((nucleus | (rank == 0)) & likely, 0.0)
-        vocabulary = spread(np.arange(logits.shape[1])).astype(np.int64)
-        spread_ids = torch.from_numpy(vocabulary).to(ids.device)[ids]
+        spread_ids = self._vocabulary(logits)[ids]
         keys = torch.from_numpy(wanted.keys[part].astype(np.int64)).to(ids.device)
         noise = exponential_tensor(bits_tensor(keys, spread_ids))
         winner = (noise / weights).argmin(dim=1, keepdim=True)
         return ids.gather(1, winner)[:, 0].cpu().numpy()
+
+    def _vocabulary(self, logits: Tensor) -> Tensor:
+        """First stage of every id's noise, int64[V], kept on the device."""
+        if len(self._spread) != logits.shape[1] or self._spread.device != logits.device:
+            hashed = spread(np.arange(logits.shape[1])).astype(np.int64)
+            self._spread = torch.from_numpy(hashed).to(logits.device)
+        return self._spread
 
 
 def _pick(logits: Tensor, rows: NDArray[np.intp], limits: NDArray[np.int64]) -> Tensor:

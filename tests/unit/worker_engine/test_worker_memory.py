@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ NEED = CacheNeed(bytes_per_block=MIB, block_size=32, max_model_len=2048, max_num
 
 
 def budget(for_cache: int) -> MemoryBudget:
-    return MemoryBudget(total=2 * (for_cache + 30 * MIB), utilization=0.5, held=20 * MIB, step=10 * MIB)
+    total = 2 * (for_cache + 30 * MIB)
+    return MemoryBudget(total, utilization=0.5, held=20 * MIB, step=10 * MIB, free=1 << 50)
 
 
 def test_automatic_size_fills_the_budget() -> None:
@@ -60,8 +62,16 @@ def test_what_does_not_fit_is_told_with_numbers(asked: int | None, words: tuple[
         assert word in str(refused.value)
 
 
+def test_what_others_hold_cannot_be_had() -> None:
+    """Report 14: another process's memory counts, whatever the share allows."""
+    crowded = replace(budget(100 * MIB), free=80 * MIB)
+    assert num_blocks(crowded, NEED, None) == 70
+    with pytest.raises(StartError, match=r"83886080 bytes \(0.08 GiB\) are free now"):
+        num_blocks(crowded, NEED, 71)
+
+
 def test_nothing_left_at_all() -> None:
-    poor = MemoryBudget(total=10 * MIB, utilization=0.5, held=20 * MIB, step=0)
+    poor = MemoryBudget(total=10 * MIB, utilization=0.5, held=20 * MIB, step=0, free=MIB)
     assert poor.for_cache == 0
     with pytest.raises(StartError, match="available are 0 bytes"):
         num_blocks(poor, NEED, None)
