@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hundredfold.plugin import API_VERSION, InputTransform, LinearSpec, Reasons
 from hundredfold.plugin.dequantize import dequantize, transform_input
 
 PACKED_FOR = 64
-"""Rows of input that oneDNN packs for. So packed, a float32 row gets the same bits at every batch size
-(packed for 1 it does not), and neither one row nor 256 is measurably slower than packed for itself."""
+"""Rows of input that oneDNN packs for; neither 1 row nor 256 is measurably slower than packed for itself."""
+TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40)
+LEAST_ROWS = (1, 2, 4, 8, 16)
+TRIED_FEATURES = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +26,17 @@ class OneDnnLinear:
     packed: Tensor
     bias: Tensor | None
     transform: InputTransform | None
+    least_rows: int
     nbytes: int
     recipe: str
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x`` [M, K] to [M, N]."""
+        """``x`` [M, K] to [M, N]; fewer rows than ``least_rows`` are padded for the product."""
         x = transform_input(x, self.transform)
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        return y
+        rows = len(x)
+        if rows < self.least_rows:
+            return _product(F.pad(x, (0, 0, 0, self.least_rows - rows)), self.packed, self.bias)[:rows]
+        return _product(x, self.packed, self.bias)
 
 
 class OneDnnKernels:
@@ -57,6 +63,7 @@ class OneDnnKernels:
             packed=_pack(weight),
             bias=bias,
             transform=spec.weight.transform,
+            least_rows=_least_rows(min(len(weight), TRIED_FEATURES), weight.shape[1], spec.dtype),
             nbytes=weight.nbytes + (0 if bias is None else bias.nbytes),
             recipe=f"weights dequantized at load to {_name(spec.dtype)} and packed, oneDNN's product",
         )
@@ -67,6 +74,26 @@ def _pack(weight: Tensor) -> Tensor:
     return packed
 
 
+def _product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return y
+
+
+@cache
+def _least_rows(features: int, columns: int, dtype: torch.dtype) -> int:
+    """From how many rows on a row gets the same bits whatever their number, found by trying; 1 if never.
+
+    One row more or less beside it shall not change what a request is told.
+    """
+    random = torch.Generator().manual_seed(columns)
+    packed = _pack(torch.randn(features, columns, generator=random).to(dtype))
+    x = torch.randn(TRIED_ROWS[-1], columns, generator=random).to(dtype)
+    whole = _product(x, packed, None)
+    held = {rows: torch.equal(_product(x[:rows], packed, None), whole[:rows]) for rows in TRIED_ROWS}
+    fits = (least for least in LEAST_ROWS if all(held[rows] for rows in TRIED_ROWS if rows >= least))
+    return next(fits, 1)
+
+
 @cache
 def _problem(dtype: torch.dtype) -> str:
     """Why this torch on this processor cannot, found by trying; empty when it can."""
@@ -74,7 +101,7 @@ def _problem(dtype: torch.dtype) -> str:
         return "this torch was built without oneDNN"
     try:
         packed = _pack(torch.ones(16, 16, dtype=dtype))
-        y = torch.ops.mkldnn._linear_pointwise(torch.ones(1, 16, dtype=dtype), packed, None, "none", [], "")
+        y = _product(torch.ones(1, 16, dtype=dtype), packed, None)
     except (RuntimeError, AttributeError, NotImplementedError) as error:
         return f"oneDNN refuses {_name(dtype)} here: {str(error).splitlines()[0]}"
     if not bool((y == 16).all()):

@@ -9,12 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hundredfold.plugin import AttentionSpec, KVCacheSpec
 from hundredfold_torch.paged_cache import TorchLayerCache, block_rows, token_rows
-from hundredfold_torch.spelled_out import LEAST_QUERIES, RUN, hidden_keys, sum_values, weights_of
+from hundredfold_torch.same_bits import same_bits_for
+from hundredfold_torch.spelled_out import (
+    hidden_keys,
+    run_offsets,
+    scores_of,
+    sum_bags,
+    sum_values,
+    weights_of,
+)
 from hundredfold_torch.workspace import Workspace
 
 
@@ -55,52 +62,27 @@ class GatheredRows:
     def attend(self, layer: AttentionSpec, cache: TorchLayerCache, q: Tensor, out: Tensor) -> None:
         """Fill the rows' places in ``out``; both [tokens, num_heads, head_dim]."""
         rows, queries, heads, head_dim = self.num_rows, self.num_queries, layer.num_heads, layer.head_dim
-        scores = self._scores(layer, cache.keys, q).view(rows, heads, queries, self.num_keys)
+        keep = same_bits_for(q, cache.keys)
+        own = q.index_select(0, self.queries).view(rows, queries, layer.num_kv_heads, -1, head_dim)
+        own = (
+            own.permute(0, 2, 3, 1, 4).reshape(rows * layer.num_kv_heads, -1, head_dim).float() * layer.scale
+        )
+        scores = scores_of(own, self._gather(cache.keys, "keys"), keep.least_rows)
+        scores = scores.view(rows, heads, queries, self.num_keys)
         weights = weights_of(layer, scores, self._hidden_keys(layer.sliding_window))
-        if self.queries.device.type == "cpu":
-            mixed = self._values_in_place(layer, cache.values, weights)
+        if q.device.type == "cpu" and keep.bags:
+            table = cache.values.view(-1, head_dim)
+            indices, offsets = self._bag(layer)
+            mixed = sum_bags(
+                weights.to(table.dtype).flatten(), table, indices, offsets, rows * heads * queries
+            )
         else:
-            mixed = self._values_gathered(layer, cache.values, weights)
-        mixed = mixed.view(rows, heads, queries, head_dim).transpose(1, 2)
+            values = self._gather(cache.values, "values").view(rows, layer.num_kv_heads, -1, head_dim)
+            values.masked_fill_(self._padding()[:, None, :, None], 0)  # a weight of 0 times NaN is NaN
+            by_key_head = weights.view(rows * layer.num_kv_heads, -1, self.num_keys)
+            mixed = sum_values(by_key_head, values.flatten(0, 1), keep.least_rows)
+        mixed = mixed.reshape(rows, heads, queries, head_dim).transpose(1, 2)
         out.index_copy_(0, self.queries, mixed.reshape(-1, heads, head_dim).to(out.dtype))
-
-    def _scores(self, layer: AttentionSpec, keys: Tensor, q: Tensor) -> Tensor:
-        """float32[rows * kv_heads, group * q, keys], contiguous."""
-        rows, queries, kv_heads = self.num_rows, self.num_queries, layer.num_kv_heads
-        group = layer.num_heads // kv_heads
-        own = q.index_select(0, self.queries).view(rows, queries, kv_heads, group, layer.head_dim)
-        own = own.permute(0, 2, 3, 1, 4).reshape(rows * kv_heads, group * queries, layer.head_dim)
-        own = own.float() * layer.scale
-        count = own.shape[1]
-        if count < LEAST_QUERIES:
-            own = F.pad(own, (0, 0, 0, LEAST_QUERIES - count))
-        gathered = self._gather(keys, "keys")
-        scores = self._take("scores", (len(own), own.shape[1], self.num_keys), torch.float32)
-        torch.bmm(own, gathered.transpose(1, 2), out=scores)
-        return scores if count == own.shape[1] else scores[:, :count].contiguous()
-
-    def _values_in_place(self, layer: AttentionSpec, values: Tensor, weights: Tensor) -> Tensor:
-        """Weighted sums as embedding bags: the values are read where they lie, a run of tokens a bag."""
-        indices, offsets = self._bag(layer)
-        table = values.view(-1, layer.head_dim)
-        runs = F.embedding_bag(
-            indices,
-            table,
-            offsets,
-            mode="sum",
-            per_sample_weights=weights.to(table.dtype).flatten(),
-            include_last_offset=True,
-        ).view(self.num_rows * layer.num_heads * self.num_queries, -1, layer.head_dim)
-        total = runs[:, 0]
-        for run in range(1, runs.shape[1]):
-            total = total + runs[:, run]
-        return total
-
-    def _values_gathered(self, layer: AttentionSpec, values: Tensor, weights: Tensor) -> Tensor:
-        gathered = self._gather(values, "values").view(self.num_rows, layer.num_kv_heads, -1, layer.head_dim)
-        gathered.masked_fill_(self._padding()[:, None, :, None], 0)  # a weight of 0 times NaN is NaN
-        shape = (self.num_rows * layer.num_kv_heads, -1, self.num_keys)
-        return sum_values(weights.view(shape), gathered.flatten(0, 1))
 
     def _gather(self, part: Tensor, name: str) -> Tensor:
         """Blocks of keys or values, float32[rows * kv_heads, num_keys, head_dim]."""
@@ -139,9 +121,7 @@ class GatheredRows:
             )  # weight 0, and a token of the row's own
             rows = token_rows(slots, self.cache).transpose(1, 2)[:, :, None, None]
             indices = rows.expand(-1, -1, group, queries, -1).flatten()
-            starts = torch.arange(0, len(indices), self.num_keys, device=device)
-            runs = torch.arange(0, self.num_keys, RUN, device=device)
-            offsets = F.pad((starts[:, None] + runs).flatten(), (0, 1), value=len(indices))
+            offsets = run_offsets(len(indices) // self.num_keys, self.num_keys, device)
             bag = self._bags[group] = (indices, offsets)
         return bag
 

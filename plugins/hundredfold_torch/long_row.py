@@ -10,7 +10,8 @@ from torch import Tensor
 
 from hundredfold.plugin import AttentionSpec, KVCacheSpec
 from hundredfold_torch.paged_cache import TorchLayerCache, block_rows
-from hundredfold_torch.spelled_out import LEAST_QUERIES, hidden_keys, sum_values, weights_of
+from hundredfold_torch.same_bits import FREE, same_bits_for
+from hundredfold_torch.spelled_out import hidden_keys, scores_of, sum_values, weights_of
 
 FUSED_QUERIES = 256
 """Queries that share a mask in the fused kernel; each piece reads only the keys that its last query sees."""
@@ -42,8 +43,8 @@ class LongRow:
         # a batch of key heads; the queries that share one are its heads
         shape = (self.num_queries, layer.num_kv_heads, -1, layer.head_dim)
         queries, mixed = (part[own].view(shape).permute(1, 2, 0, 3) for part in (q, out))
-        exact = q.dtype == torch.float32 and q.device.type == "cpu"
-        if exact or layer.softcap is not None or layer.sinks is not None:
+        promised = same_bits_for(q, cache.keys) is not FREE
+        if promised or layer.softcap is not None or layer.sinks is not None:
             self._spelled_out(layer, cache, queries, mixed)
         else:
             self._fused(layer, cache, queries, mixed)
@@ -53,17 +54,16 @@ class LongRow:
     ) -> None:
         keys, values = (self._sequence(part, torch.float32) for part in (cache.keys, cache.values))
         kv_heads, group, total, head_dim = queries.shape
-        most = min(total, max(LEAST_QUERIES, MAX_SCORES // (layer.num_heads * keys.shape[1])))
+        least = same_bits_for(mixed, cache.keys).least_rows
+        most = max(1, MAX_SCORES // (layer.num_heads * keys.shape[1]))
         for first in range(0, total, most):
-            # the last piece reaches back instead of being smaller: small products differ in their bits
-            start = min(first, total - most)
-            piece = slice(start, start + most)
+            piece = slice(first, min(first + most, total))
             seen = self._blocks_seen(piece) * self.cache.block_size
             own = queries[:, :, piece].reshape(kv_heads, -1, head_dim).float() * layer.scale
-            scores = torch.bmm(own, keys[:, :seen].transpose(1, 2)).view(layer.num_heads, -1, seen)
+            scores = scores_of(own, keys[:, :seen], least).view(layer.num_heads, -1, seen)
             weights = weights_of(layer, scores, self._hidden(layer.sliding_window, piece, seen))
-            summed = sum_values(weights.view(kv_heads, -1, seen), values[:, :seen])
-            mixed[:, :, piece] = summed.view(kv_heads, group, -1, head_dim)
+            summed = sum_values(weights.view(kv_heads, -1, seen), values[:, :seen], least)
+            mixed[:, :, piece] = summed.reshape(kv_heads, group, -1, head_dim)
 
     def _fused(self, layer: AttentionSpec, cache: TorchLayerCache, queries: Tensor, mixed: Tensor) -> None:
         keys, values = (

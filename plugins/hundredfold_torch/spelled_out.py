@@ -1,30 +1,32 @@
-"""The parts of attention that both kinds of rows share, spelled out in float32.
-
-In float32 on CPU a query's result has the same bits whether its row is a prompt, a piece of one or a decode
-step, and whatever rows are beside it: chunking, preemption and replay then change no token. That rests on
-three things which tests hold: products of at least ``LEAST_QUERIES`` rows give a row the same bits; hidden
-keys weigh exactly 0 and add nothing; values are summed ``RUN`` keys at a time, in order, by a product as by
-a bag.
-"""
+"""Attention in its parts, in float32: scores, weights, sums of values. Every kind of row is made of these."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hundredfold.plugin import AttentionSpec
 
-LEAST_QUERIES = 4
-"""Fewer rows than this take another path through the matrix library, with another order of additions."""
-
 RUN = 128
-"""Keys summed in one go; the matrix library sums this many in order, as a bag does, but not 256."""
+"""Keys whose values are summed in one go; runs are added one after the other."""
+
+
+def scores_of(queries: Tensor, keys: Tensor, least_rows: int) -> Tensor:
+    """``queries`` [batch, rows, head_dim] times ``keys`` [batch, keys, head_dim]; contiguous.
+
+    Fewer than ``least_rows`` rows are padded for the product.
+    """
+    rows = queries.shape[1]
+    scores = torch.bmm(at_least(queries, least_rows), keys.transpose(1, 2))
+    return scores[:, :rows].contiguous()
 
 
 def weights_of(layer: AttentionSpec, scores: Tensor, hidden: Tensor) -> Tensor:
     """Scores float32[..., heads, queries, keys] to weights; ``scores`` is used up.
 
     ``hidden`` bool, broadcast over heads: keys that a query does not see, whatever their score, NaN included.
+    They weigh exactly 0.
     """
     if layer.softcap is not None:
         scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
@@ -43,10 +45,40 @@ def hidden_keys(positions: Tensor, num_keys: int, sliding_window: int | None) ->
     return hidden if sliding_window is None else hidden | (distance >= sliding_window)
 
 
-def sum_values(weights: Tensor, values: Tensor) -> Tensor:
-    """``weights`` [batch, queries, keys] times ``values`` [batch, keys, head_dim], run by run."""
+def sum_values(weights: Tensor, values: Tensor, least_rows: int) -> Tensor:
+    """``weights`` [batch, rows, keys] times ``values`` [batch, keys, head_dim], run by run."""
+    rows = weights.shape[1]
+    weights = at_least(weights, least_rows)
     total = torch.bmm(weights[:, :, :RUN], values[:, :RUN])
     for first in range(RUN, weights.shape[-1], RUN):
         run = slice(first, first + RUN)
         total.baddbmm_(weights[:, :, run], values[:, run])
+    return total[:, :rows]
+
+
+def sum_bags(weights: Tensor, table: Tensor, indices: Tensor, offsets: Tensor, num_sums: int) -> Tensor:
+    """The same as embedding bags: the rows of ``table`` are read where they lie, none is gathered.
+
+    ``weights`` and ``indices`` have an entry for each (sum, key), ``offsets`` the beginning of each run of
+    keys and the end of all. Returns [num_sums, head_dim] in the table's type.
+    """
+    runs = F.embedding_bag(
+        indices, table, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
+    ).view(num_sums, -1, table.shape[1])
+    total = runs[:, 0]
+    for run in range(1, runs.shape[1]):
+        total = total + runs[:, run]
     return total
+
+
+def run_offsets(num_sums: int, num_keys: int, device: torch.device) -> Tensor:
+    """The ``offsets`` of ``sum_bags`` when every sum has ``num_keys`` entries."""
+    sums = torch.arange(0, num_sums * num_keys, num_keys, device=device)
+    runs = torch.arange(0, num_keys, RUN, device=device)
+    return F.pad((sums[:, None] + runs).flatten(), (0, 1), value=num_sums * num_keys)
+
+
+def at_least(matrices: Tensor, rows: int) -> Tensor:
+    """``matrices`` [batch, n, columns] with rows of zeros added where there are fewer."""
+    missing = rows - matrices.shape[1]
+    return F.pad(matrices, (0, 0, 0, missing)) if missing > 0 else matrices

@@ -30,6 +30,7 @@ from hundredfold.plugin.testing import (
     reference_linear,
 )
 from hundredfold.plugin.testing.samples import samples
+from hundredfold_torch.same_bits import FREE, SameBits, same_bits
 
 CPU = torch.device("cpu")
 GGUF = Registry("hundredfold.quantization").get("gguf")
@@ -164,6 +165,8 @@ def test_attention_in_fp32_gives_a_query_the_same_bits_on_every_path(
     """A prompt in one step against its end as a decode step, a draft and a piece, beside a decoding row."""
     backend = Registry("hundredfold.attention").get("torch")
     heads, head_dim, size, length = 2, 64, 16, 150
+    if same_bits(head_dim) is FREE:
+        pytest.skip("no way to call this processor's matrix library gives the same bits")
     layer = AttentionSpec(heads * group, heads, head_dim, head_dim**-0.5)
     spec = KVCacheSpec(1, heads, head_dim, size, CPU, torch.float32)
     generator = torch.Generator().manual_seed(group)
@@ -191,16 +194,23 @@ def test_attention_in_fp32_gives_a_query_the_same_bits_on_every_path(
 
 def test_the_way_of_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values gathered and the fused kernel, as on a GPU, held to the suite on this one."""
-    from hundredfold_torch.gathered import GatheredRows
-    from hundredfold_torch.long_row import LongRow
+    from hundredfold_torch import gathered, long_row
 
-    monkeypatch.setattr(GatheredRows, "_values_in_place", GatheredRows._values_gathered)
-    spelled_out = LongRow._spelled_out
+    monkeypatch.setattr(gathered, "same_bits_for", lambda *_: SameBits(least_rows=1, bags=False))
+    monkeypatch.setattr(long_row, "same_bits_for", lambda *_: FREE)
+    backend = Registry("hundredfold.attention").get("torch")
+    check_attention(backend, dtypes=(torch.float32,), encodings=(Encoding.FP32,), block_sizes=(16,))
 
-    def choose(row: LongRow, layer: AttentionSpec, *rest: object) -> None:
-        plain = layer.softcap is None and layer.sinks is None
-        (LongRow._fused if plain else spelled_out)(row, layer, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(LongRow, "_spelled_out", choose)
+@pytest.mark.parametrize("least", [1, 4, 16])
+@pytest.mark.parametrize("bags", [True, False])
+def test_any_finding_about_the_matrix_library_computes_right(
+    monkeypatch: pytest.MonkeyPatch, least: int, bags: bool
+) -> None:
+    """What another processor may need is computed here too, spelled out and padded."""
+    from hundredfold_torch import gathered, long_row
+
+    for module in (gathered, long_row):
+        monkeypatch.setattr(module, "same_bits_for", lambda *_: SameBits(least, bags))
     backend = Registry("hundredfold.attention").get("torch")
     check_attention(backend, dtypes=(torch.float32,), encodings=(Encoding.FP32,), block_sizes=(16,))
