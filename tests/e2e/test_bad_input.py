@@ -43,7 +43,7 @@ CASES = {
     "id too large": (request([5, 512]), INVALID, "token_ids"),
     "id absurd": (request([4_000_000_000]), INVALID, "token_ids"),
     "prompt too long": (request([5] * 600), INVALID, "600"),
-    "30 MB text": (request("word " * 6_000_000), INVALID, "text"),
+    "30 MB text": (request("word " * 6_000_000), INVALID, "30000007 bytes"),  # refused before it is parsed
     "nan temperature": (request(PROMPT, temperature=math.nan), INVALID, "temperature"),
     "infinite temperature": (request(PROMPT, temperature=math.inf), INVALID, "temperature"),
     "negative temperature": (request(PROMPT, temperature=-1), INVALID, "temperature"),
@@ -87,19 +87,22 @@ def short_stack(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> It
         running.stop()
 
 
+NEIGHBOUR = request([9, 8, 7], max_tokens=100, ignore_eos=True, temperature=1.0, seed=5)
+"""What others are doing meanwhile."""
+
+
 @pytest.fixture(scope="module")
-def neighbour() -> pb.GenerateRequest:
-    """What others are doing meanwhile."""
-    return request([9, 8, 7], max_tokens=300, ignore_eos=True, temperature=1.0, seed=5)
+def undisturbed(short_stack: Stack) -> list[int]:
+    """The neighbour's ids when it is alone."""
+    return asyncio.run(generate_all(short_stack.address, [NEIGHBOUR]))[0].token_ids
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_refused_with_field_and_status(short_stack: Stack, neighbour: pb.GenerateRequest, case: str) -> None:
+def test_refused_with_field_and_status(short_stack: Stack, undisturbed: list[int], case: str) -> None:
     message, code, named = CASES[case]
-    expected = asyncio.run(generate_all(short_stack.address, [neighbour]))[0].token_ids
 
     async def refuse_beside_neighbour() -> tuple[grpc.aio.AioRpcError, float, list[int]]:
-        beside = asyncio.create_task(generate_all(short_stack.address, [neighbour]))
+        beside = asyncio.create_task(generate_all(short_stack.address, [NEIGHBOUR]))
         async with grpc.aio.insecure_channel(short_stack.address, options=OPTIONS) as channel:
             began = time.monotonic()
             with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -112,7 +115,7 @@ def test_refused_with_field_and_status(short_stack: Stack, neighbour: pb.Generat
     assert error.code() == code, error
     assert named in error.details()
     assert took < 1
-    assert beside == expected
+    assert beside == undisturbed
     if code == INVALID and case != "prompt too long":
         details = [
             d for d in rpc_status.from_call(error).details if d.Is(error_details_pb2.BadRequest.DESCRIPTOR)
@@ -129,12 +132,13 @@ def test_duplicate_id_is_refused_and_the_first_goes_on(short_stack: Stack) -> No
             message = request(PROMPT, max_tokens=400, ignore_eos=True)
             message.request_id = "twin"
             first = stub.Generate(message)
-            await first.read()
+            events = aiter(first)
+            await anext(events)
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 async for _ in stub.Generate(message):
                     pass
             ids = 0
-            async for event in first:
+            async for event in events:
                 ids += len(event.delta.token_ids)
             return raised.value.code(), ids
 

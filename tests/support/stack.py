@@ -63,7 +63,7 @@ class Stack:
         }
         self.directory.mkdir(parents=True, exist_ok=True)
         for name in services or SERVICES:
-            options = {"listen": self.address_of(name), "model": self.model}
+            options: dict[str, object] = {"listen": self.address_of(name), "model": self.model}
             options |= neighbours[name] | dict(self.flags.get(name, {}))
             command = [sys.executable, "-m", f"hundredfold_{name}"]
             for option, value in options.items():
