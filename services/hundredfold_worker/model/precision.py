@@ -32,7 +32,11 @@ def choose_dtype(asked: str, device: torch.device) -> tuple[torch.dtype, Selecti
     if asked == "fp16" and device.type == "cpu":
         raise ModelLoadError("dtype 'fp16' overflows and is slow on a CPU; set dtype to auto, bf16 or fp32")
     if asked != "auto":
-        return DTYPES[asked], Selection("dtype", asked, "asked for")
+        slow = asked == "bf16" and device.type == "cpu" and not cpu_multiplies_bf16()
+        reason = (
+            "asked for; this processor has no bf16 instructions and is slow in it" if slow else "asked for"
+        )
+        return DTYPES[asked], Selection("dtype", asked, reason)
     name, reason = "bf16", f"{device.type} multiplies bf16"
     if device.type == "cpu" and not cpu_multiplies_bf16():
         name, reason = "fp32", "this processor has no bf16 instructions"
