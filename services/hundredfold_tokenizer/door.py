@@ -129,6 +129,16 @@ class Door:
                 self._attachment.submit(running)
             yield running
 
+    def abort(self, request_id: str) -> None:
+        """End a request of any client: its stream gets CANCELLED, and the work stops even if nobody reads.
+
+        Raises:
+            RequestError: NOT_FOUND.
+        """
+        running = self.registry.abort(request_id)
+        if running is not None:
+            self._attachment.release(running)
+
     def started(self, running: RunningRequest) -> pb.Started:
         """The terms under which a request runs."""
         request = running.request

@@ -79,7 +79,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """See the contract."""
-        self._door.registry.abort(request.request_id)
+        self._door.abort(request.request_id)
         return pb.AbortResponse()
 
     def _writer(self, running: RunningRequest) -> ScoreWriter:

@@ -109,8 +109,8 @@ class Attachment:
         self._next_id = 1
         self._outgoing = _Outgoing()
         self._changed = asyncio.Event()
-        self._away_since = time.monotonic()
         self._given_up = False
+        self._patience: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         """Requests that the scheduler works on or will."""
@@ -158,6 +158,7 @@ class Attachment:
 
     async def run(self) -> None:
         """Keep the stream up until cancelled."""
+        self._be_patient()
         backoff = _FIRST_BACKOFF_S
         while True:
             began = time.monotonic()
@@ -177,7 +178,7 @@ class Attachment:
             self._detach(refusal)
             if time.monotonic() - began > _MAX_BACKOFF_S:
                 backoff = _FIRST_BACKOFF_S
-            await self._rest(_REFUSED_S if refusal else backoff)
+            await asyncio.sleep((_REFUSED_S if refusal else backoff) * random.uniform(0.5, 1.0))
             backoff = min(2 * backoff, _MAX_BACKOFF_S)
 
     async def _session(self) -> None:
@@ -216,6 +217,9 @@ class Attachment:
         if not self.link.attached:
             log.info("attached to the scheduler", incarnation=welcome.incarnation, requests=len(self._live))
         self._given_up = False
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
         self._set_link(Link(attached=True, worker_ready=welcome.worker_ready))
 
     def _resubmit(self) -> None:
@@ -252,7 +256,7 @@ class Attachment:
 
     def _detach(self, refusal: str) -> None:
         if self.link.attached:
-            self._away_since = time.monotonic()
+            self._be_patient()
         self._set_link(Link(refusal=refusal))
 
     def _set_link(self, link: Link) -> None:
@@ -266,19 +270,21 @@ class Attachment:
             return
         if self.link.refusal:
             raise _unavailable(self.link.refusal)
-        if time.monotonic() - self._away_since >= self._grace_s:
+        if self._given_up:
             raise _unavailable("the scheduler cannot be reached")
 
-    async def _rest(self, seconds: float) -> None:
-        """Wait before the next attempt, and give up on waiting requests when the grace is over."""
-        await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
-        if self._given_up or time.monotonic() - self._away_since < self._grace_s:
-            return
+    def _be_patient(self) -> None:
+        """From now on the scheduler may be away for the grace."""
+        self._patience = asyncio.get_running_loop().call_later(self._grace_s, self._give_up)
+
+    def _give_up(self) -> None:
+        """It has been away for too long: nobody waits any more, until it is back."""
+        self._patience = None
         self._given_up = True
         for request in list(self._live.values()):
             request.fail(_unavailable(f"the scheduler has been away for {self._grace_s:g} s"))
         self._live.clear()
-        self._on_change()
+        self._changed.set()
 
 
 def _cancel(request: RunningRequest) -> _Message | None:

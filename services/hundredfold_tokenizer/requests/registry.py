@@ -80,8 +80,8 @@ class Registry:
         finally:
             del self._tickets[request_id]
 
-    def abort(self, request_id: str) -> None:
-        """End a request.
+    def abort(self, request_id: str) -> RunningRequest | None:
+        """End a request; returns it if it was running already.
 
         Raises:
             RequestError: NOT_FOUND.
@@ -91,3 +91,4 @@ class Registry:
             message = f"request_id = {request_id[:128]!r} names no running request"
             raise RequestError(grpc.StatusCode.NOT_FOUND, message, field="request_id")
         ticket.abort()
+        return ticket.running

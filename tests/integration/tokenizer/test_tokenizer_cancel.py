@@ -155,6 +155,27 @@ async def test_abort_from_another_call(bpe_directory: Path) -> None:
         assert len(door.scheduler.cancels) == 2
 
 
+async def test_abort_of_a_stream_that_nobody_reads(bpe_directory: Path) -> None:
+    """The work stops at once, also when the stream's own client does not take what it has."""
+    fake = FakeScheduler(
+        lambda submit: Script(ids=[65] * 200_000, step=500, delay_s=0.01), max_model_len=10**6
+    )
+    async with running_door(bpe_directory, fake) as door:
+        narrow = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 4096)]
+        async with grpc.aio.insecure_channel(door.address, options=narrow) as channel:
+            stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
+            message = request("hello", max_tokens=200_000)
+            message.request_id = "unread"
+            call = stub.Generate(message)
+            await call.read()
+            await until(lambda: door.service.door.budget.num_bytes > 20_000)
+            await door.generation.Abort(pb.AbortRequest(request_id="unread"))
+            await until(lambda: len(fake.cancels) == 1, 1.0)
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await read_to_end(call)
+            assert ended.value.code() is grpc.StatusCode.CANCELLED
+
+
 async def test_names_are_used_once_at_a_time(bpe_directory: Path) -> None:
     """Item 27: the second gets ALREADY_EXISTS, the first goes on; cancelling one does not touch the other."""
     fake = FakeScheduler(lambda submit: Script(ids=[65] * 20, delay_s=0.02))

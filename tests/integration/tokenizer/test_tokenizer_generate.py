@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hundredfold.internal.v1 import scheduler_pb2
 from hundredfold.v1 import generation_pb2 as pb
@@ -205,6 +206,36 @@ async def test_a_stop_string_needs_no_answer_from_the_scheduler(bpe_directory: P
         answer = await stream(door, request("hello", stop=["CD"], max_tokens=300))
         assert (answer.text, answer.finished[0].stop_string) == ("AB", "CD")
         assert answer.finished[0].usage.completion_tokens == 4
+
+
+async def test_fields_of_a_newer_client(bpe_directory: Path) -> None:
+    """Item 143: unknown fields are passed over, and unset ones keep their meaning."""
+    async with running_door(bpe_directory) as door:
+        raw = request("hello", max_tokens=2).SerializeToString() + b"\xba\x3e\x03new"
+        wrapped = b"\x0a" + bytes([len(raw)]) + raw
+        call: Any = door.channel.unary_unary(
+            "/hundredfold.v1.GenerationService/GenerateOnce",
+            response_deserializer=pb.GenerateOnceResponse.FromString,
+        )
+        reply = await call(wrapped)
+        assert reply.choices[0].finished.usage.completion_tokens == 2
+        assert reply.started.sampling.temperature == 1
+
+
+async def test_open_streams_do_not_keep_others_out(bpe_directory: Path) -> None:
+    """Item 139: hundreds of open streams and health watchers hold no threads; a unary call is served."""
+    fake = FakeScheduler(
+        lambda submit: Script(ids=[65] * 9, hang_after=0 if submit.params.max_tokens > 5 else None)
+    )
+    async with running_door(bpe_directory, fake) as door:
+        health: Any = health_pb2_grpc.HealthStub(door.channel)
+        open_calls = [door.generation.Generate(request("hello", max_tokens=9)) for _ in range(300)]
+        open_calls += [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(50)]
+        await asyncio.gather(*(call.read() for call in open_calls))
+        async with asyncio.timeout(5):
+            assert len((await once(door, request("hello", max_tokens=3))).choices[0].content.token_ids) == 3
+        for call in open_calls:
+            call.cancel()
 
 
 async def test_stop_strings_count_from_min_tokens_on(bpe_directory: Path, bpe: Vocabulary) -> None:
