@@ -99,9 +99,7 @@ class TokenizerService:
         prompts = Prompts(model.vocabulary, template, self._pool, settings.max_prompt_bytes)
         # The host and its metrics need the control source, which needs the ledger, which needs the metrics.
         self._control = DoorControl(
-            settings,
-            model=self._model_info,
-            state=lambda: self.host.state,
+            describe=self._describe,
             registry=self._registry,
             totals=lambda: self._ledger.totals,
             budget=self._budget,
@@ -162,11 +160,15 @@ class TokenizerService:
         limits = self.attachment.limits
         return (self._model.defaults.max_model_len or 0) if limits is None else limits.max_model_len
 
-    def _model_info(self) -> control_pb2.ModelInfo:
-        return control_pb2.ModelInfo(
-            name=self._model.name,
-            fingerprint=self._model.fingerprint,
-            architecture=self._model.defaults.architecture,
-            max_model_len=self._max_model_len(),
-            vocab_size=self._vocab_size(),
+    def _describe(self) -> control_pb2.ServiceInfo:
+        info = self.host.service_info("tokenizers", "jinja2")
+        info.model.CopyFrom(
+            control_pb2.ModelInfo(
+                name=self._model.name,
+                fingerprint=self._model.fingerprint,
+                architecture=self._model.defaults.architecture,
+                max_model_len=self._max_model_len(),
+                vocab_size=self._vocab_size(),
+            )
         )
+        return info
