@@ -126,7 +126,7 @@ def test_rows_with_parameters_of_their_own(name: str) -> None:
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.5])
 def test_frequencies_follow_the_softmax(name: str, temperature: float) -> None:
     logits = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0, 1.0, -0.5], dtype=np.float32)
-    draws = 20_000
+    draws = 10_000
     batch = np.repeat(logits[None, :], draws, axis=0)
     ids = draw(name, batch, wanted(batch, temperature=temperature, seed=11, position=range(draws)))
     probabilities = survivors(logits, temperature, 8, 1.0, 0.0)
