@@ -91,6 +91,7 @@ class TorchAttention:
             queries=torch.tensor(queries, device=device),
             ends=torch.tensor([batch.seq_lens[row] for row in rows], device=device),
             blocks=batch.block_tables[:, :blocks].index_select(0, torch.tensor(rows, device=device)),
+            seen_by_all=min(batch.seq_lens[row] - batch.query_lens[row] for row in rows) + 1,
             workspace=self._workspace,
         )
 

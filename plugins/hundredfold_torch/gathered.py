@@ -36,6 +36,8 @@ class GatheredRows:
     """int64[rows]: tokens that a row's last query sees."""
     blocks: Tensor
     """int32[rows, n]: as many blocks as the longest row has."""
+    seen_by_all: int
+    """Leading keys that every query sees but for a window."""
     workspace: Workspace
     _hidden: dict[int | None, Tensor] = field(default_factory=dict)
     _bags: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -95,12 +97,13 @@ class GatheredRows:
         return gathered.view(-1, self.num_keys, self.cache.head_dim)
 
     def _hidden_keys(self, sliding_window: int | None) -> Tensor:
-        """bool[rows, 1, q, keys]; the same for every layer with this window."""
+        """bool[rows, 1, q, last keys]; the same for every layer with this window."""
         hidden = self._hidden.get(sliding_window)
         if hidden is None:
             steps = torch.arange(self.num_queries, device=self.ends.device)
             positions = self.ends[:, None] - self.num_queries + steps
-            hidden = hidden_keys(positions, self.num_keys, sliding_window)[:, None]
+            first = self.seen_by_all if sliding_window is None else 0
+            hidden = hidden_keys(positions, first, self.num_keys, sliding_window)[:, None]
             self._hidden[sliding_window] = hidden
         return hidden
 

@@ -31,7 +31,7 @@ class LongRow:
     """Tokens in the cache; the queries are the last of them."""
     blocks: Tensor
     """int32[n]: the row's blocks."""
-    _masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, int, int], Tensor] = field(default_factory=dict)
     _block_rows: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,12 +56,14 @@ class LongRow:
         kv_heads, group, total, head_dim = queries.shape
         least = same_bits_for(mixed, cache.keys).least_rows
         most = max(1, MAX_SCORES // (layer.num_heads * keys.shape[1]))
-        for first in range(0, total, most):
-            piece = slice(first, min(first + most, total))
+        for begin in range(0, total, most):
+            piece = slice(begin, min(begin + most, total))
             seen = self._blocks_seen(piece) * self.cache.block_size
             own = queries[:, :, piece].reshape(kv_heads, -1, head_dim).float() * layer.scale
             scores = scores_of(own, keys[:, :seen], least).view(layer.num_heads, -1, seen)
-            weights = weights_of(layer, scores, self._hidden(layer.sliding_window, piece, seen))
+            first_hidden = self.num_keys - self.num_queries + piece.start + 1
+            hidden = self._hidden(layer.sliding_window, piece, first_hidden, seen)
+            weights = weights_of(layer, scores, hidden)
             summed = sum_values(weights.view(kv_heads, -1, seen), values[:, :seen], least)
             mixed[:, :, piece] = summed.reshape(kv_heads, group, -1, head_dim)
 
@@ -83,7 +85,7 @@ class LongRow:
                 queries[:, :, piece],
                 keys[:, :, :seen],
                 values[:, :, :seen],
-                attn_mask=~self._hidden(window, piece, seen),
+                attn_mask=~self._hidden(window, piece, 0, seen),
                 scale=layer.scale,
             )
 
@@ -99,11 +101,13 @@ class LongRow:
         end: int = self.num_keys - self.num_queries + piece.stop
         return -(-end // self.cache.block_size)
 
-    def _hidden(self, window: int | None, piece: slice, num_keys: int) -> Tensor:
-        """bool[queries, keys]: what a piece's queries do not see; one for all layers with this window."""
-        hidden = self._masks.get((window, piece.start))
+    def _hidden(self, window: int | None, piece: slice, first: int, num_keys: int) -> Tensor:
+        """What a piece's queries do not see, made once for all layers: see ``hidden_keys``."""
+        first = first if window is None else 0
+        hidden = self._masks.get((window, piece.start, first))
         if hidden is None:
             before = self.num_keys - self.num_queries
             positions = torch.arange(before + piece.start, before + piece.stop, device=self.blocks.device)
-            hidden = self._masks[window, piece.start] = hidden_keys(positions, num_keys, window)
+            hidden = hidden_keys(positions, first, num_keys, window)
+            self._masks[window, piece.start, first] = hidden
         return hidden

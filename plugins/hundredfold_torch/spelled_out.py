@@ -25,12 +25,12 @@ def scores_of(queries: Tensor, keys: Tensor, least_rows: int) -> Tensor:
 def weights_of(layer: AttentionSpec, scores: Tensor, hidden: Tensor) -> Tensor:
     """Scores float32[..., heads, queries, keys] to weights; ``scores`` is used up.
 
-    ``hidden`` bool, broadcast over heads: keys that a query does not see, whatever their score, NaN included.
-    They weigh exactly 0.
+    ``hidden`` bool, broadcast over heads: which of the last keys a query does not see, whatever their score,
+    NaN included; they weigh exactly 0. Keys before the ones it covers are seen by every query.
     """
     if layer.softcap is not None:
         scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
-    scores.masked_fill_(hidden, float("-inf"))
+    scores[..., scores.shape[-1] - hidden.shape[-1] :].masked_fill_(hidden, float("-inf"))
     weights = torch.softmax(scores, -1)
     if layer.sinks is not None:
         # softmax over the keys and one score more = softmax over the keys, times the share that is theirs
@@ -38,9 +38,9 @@ def weights_of(layer: AttentionSpec, scores: Tensor, hidden: Tensor) -> Tensor:
     return weights
 
 
-def hidden_keys(positions: Tensor, num_keys: int, sliding_window: int | None) -> Tensor:
-    """bool[..., queries, keys]: what queries at ``positions`` int64[..., queries] do not see."""
-    distance = positions[..., None] - torch.arange(num_keys, device=positions.device)
+def hidden_keys(positions: Tensor, first: int, num_keys: int, sliding_window: int | None) -> Tensor:
+    """bool[..., queries, num_keys - first]: which keys queries at ``positions`` [..., queries] do not see."""
+    distance = positions[..., None] - torch.arange(first, num_keys, device=positions.device)
     hidden = distance < 0
     return hidden if sliding_window is None else hidden | (distance >= sliding_window)
 
