@@ -89,20 +89,15 @@ class Outbox:
         self, index: int, text: str, token_ids: Sequence[int], scores: Sequence[TokenScore]
     ) -> None:
         """Tokens of a choice, with one score each or none at all."""
-        start = 0
-        while start < len(token_ids) or text:
-            piece = self._open_piece(index)
-            end = start + self._piece_tokens - len(piece.token_ids)
-            ids, part = token_ids[start:end], scores[start:end]
-            size = _TOKEN_BYTES * len(ids) + 2 * len(text) + sum(score.num_bytes for score in part)
-            piece.token_ids.extend(ids)
-            piece.scores.extend(part)
-            if text:
-                piece.texts.append(text)
-                text = ""
-            piece.num_bytes += size
-            self._grow(size)
-            start = max(end, start + len(ids))
+        last = self._items[-1] if self._items else None
+        if (
+            isinstance(last, Piece)
+            and last.index == index
+            and len(last.token_ids) + len(token_ids) <= self._piece_tokens
+        ):
+            self._extend(last, text, token_ids, scores)  # the usual case, once per stream and step
+        else:
+            self._split(index, text, token_ids, scores)
         if self._pacer is not None:
             self._pacer.offer(self)
 
@@ -179,6 +174,28 @@ class Outbox:
             return False
         # Behind the first item lies another: the reader is behind, and a whole piece need not wait.
         return len(self._items) > 1 or not isinstance(self._items[0], Piece) or self._pacer.is_due(self)
+
+    def _split(self, index: int, text: str, token_ids: Sequence[int], scores: Sequence[TokenScore]) -> None:
+        """Spread tokens over as many pieces as they need; their text goes with the first."""
+        start = 0
+        while start < len(token_ids) or text:
+            piece = self._open_piece(index)
+            end = start + self._piece_tokens - len(piece.token_ids)
+            self._extend(piece, text, token_ids[start:end], scores[start:end])
+            text, start = "", end
+
+    def _extend(
+        self, piece: Piece, text: str, token_ids: Sequence[int], scores: Sequence[TokenScore]
+    ) -> None:
+        size = _TOKEN_BYTES * len(token_ids) + 2 * len(text)
+        piece.token_ids.extend(token_ids)
+        if text:
+            piece.texts.append(text)
+        if scores:
+            piece.scores.extend(scores)
+            size += sum(score.num_bytes for score in scores)
+        piece.num_bytes += size
+        self._grow(size)
 
     def _open_piece(self, index: int) -> Piece:
         last = self._items[-1] if self._items else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 import grpc
@@ -41,6 +42,7 @@ def deliver(outputs: scheduler_pb2.Outputs, live: Mapping[int, RunningRequest]) 
         request = live.get(scored.stream_id)
         if request is not None:
             _guard(request, lambda r=request, s=scored: r.take_scores(s.index, s.scores))  # type: ignore[misc]
+    now = time.monotonic()
     matched: list[RunningRequest] = []
     start = 0
     for row, (stream_id, count, offset) in enumerate(
@@ -50,7 +52,7 @@ def deliver(outputs: scheduler_pb2.Outputs, live: Mapping[int, RunningRequest]) 
         request = live.get(stream_id)
         if request is not None:
             try:
-                request.take_tokens(indexes[row] if indexes else 0, offset, token_ids[start:end])
+                request.take_tokens(indexes[row] if indexes else 0, offset, token_ids[start:end], now)
             except Exception as error:
                 _fault(request, error)
             if request.matched:

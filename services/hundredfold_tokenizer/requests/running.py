@@ -111,8 +111,14 @@ class RunningRequest:
             skip_prefix_cache=sampling.prompt_logprobs is not None,
         )
 
-    def take_tokens(self, index: int, offset: int, token_ids: Sequence[int]) -> None:
-        """New ids, the first at output position ``offset``; those that are here already are dropped."""
+    def take_tokens(self, index: int, offset: int, token_ids: Sequence[int], now: float) -> None:
+        """New ids, the first at output position ``offset``; those that are here already are dropped.
+
+        Runs once per stream and step, so it does nothing that it need not.
+
+        Raises:
+            ValueError: Ids between those here and these are missing.
+        """
         if self.ended or self.matched:
             return
         have = len(self._choice.ids)
@@ -121,14 +127,16 @@ class RunningRequest:
         fresh = token_ids[have - offset : self.request.max_tokens - offset]
         if not fresh:
             return
-        now = time.monotonic()
         if self.first_token_at is None:
             self.first_token_at = now
+            self._give_prompt_scores(complete=True)
         self.last_token_at = now
-        self._give_prompt_scores(complete=True)
-        text = self._fresh(self._choice.feed(fresh))
+        text = self._choice.feed(fresh)
+        if self._held_by_client:
+            text = self._fresh(text)
         kept = fresh[: len(self._choice.ids) - have]
-        self.outbox.put_tokens(0, text, kept, self._scores_of(len(kept)))
+        scores = () if self.request.sampling.logprobs is None else self._scores_of(len(kept))
+        self.outbox.put_tokens(0, text, kept, scores)
 
     def take_scores(self, index: int, scores: sequence_pb2.Scores) -> None:
         """Scores of consecutive tokens, prompt tokens included."""
@@ -217,8 +225,6 @@ class RunningRequest:
         return text[held:]
 
     def _scores_of(self, count: int) -> list[TokenScore]:
-        if self.request.sampling.logprobs is None:
-            return []
         scores, self._output_scores = self._output_scores[:count], self._output_scores[count:]
         if len(scores) < count:
             log.warning(
