@@ -22,10 +22,14 @@ engine_start() {
 }
 
 engine_stop() {
-  local pid
-  if pid=$(cat "$ENGINE_WORK/docker.pid" 2>/dev/null); then
-    kill "$pid" 2>/dev/null || true
-    timeout 30 tail --pid="$pid" -f /dev/null || kill -9 "$pid" 2>/dev/null || true
+  if [ -n "${ENGINE_PID:-}" ]; then
+    kill "$ENGINE_PID" 2>/dev/null || true
+    local _
+    for _ in $(seq 120); do
+      jobs -pr | grep -qx "$ENGINE_PID" || break
+      sleep 0.25
+    done
+    kill -9 "$ENGINE_PID" 2>/dev/null || true
     # A daemon that stops leaves its bridge, its rules (FORWARD policy DROP among them) and forwarding behind.
     ip link delete docker0 2>/dev/null || true
     iptables-restore <"$ENGINE_WORK/iptables" || true
@@ -95,6 +99,7 @@ engine__daemon() {
   export DOCKER_HOST=unix://$ENGINE_WORK/docker.sock DOCKER_BUILDKIT=1 BUILDX_NO_DEFAULT_ATTESTATIONS=1
   dockerd --host "$DOCKER_HOST" --pidfile "$ENGINE_WORK/docker.pid" \
     --data-root "$ENGINE_WORK/data" --exec-root "$ENGINE_WORK/exec" >"$ENGINE_WORK/dockerd.log" 2>&1 &
+  ENGINE_PID=$!
   local _
   for _ in $(seq 120); do
     docker version >/dev/null 2>&1 && return
