@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,59 +14,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hundredfold.internal.v1 import scheduler_pb2
 from hundredfold.v1 import generation_pb2 as pb
 from hundredfold_tokenizer.vocabulary import Vocabulary
-from support.door import Answer, request
+from support.answers import both, letters, once, says, stream
+from support.door import request
 from support.fake_scheduler import FakeScheduler, Script
-from support.running_door import RunningDoor, running_door
+from support.running_door import running_door
 from support.tiny_text_model import byte_level_model
 
 STOP, LENGTH = pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH
-
-
-async def stream(door: RunningDoor, message: pb.GenerateRequest, pause_s: float = 0.0) -> Answer:
-    answer = Answer()
-    async for event in door.generation.Generate(message, timeout=30):
-        assert not answer.finished, "something follows the finished event"
-        answer.take(event)
-        await asyncio.sleep(pause_s)
-    return answer
-
-
-async def once(door: RunningDoor, message: pb.GenerateRequest) -> pb.GenerateOnceResponse:
-    reply: pb.GenerateOnceResponse = await door.generation.GenerateOnce(
-        pb.GenerateOnceRequest(request=message), timeout=30
-    )
-    return reply
-
-
-async def both(door: RunningDoor, message: pb.GenerateRequest) -> Answer:
-    """The streamed answer, which has to equal the whole one in every field that does not tell time."""
-    streamed, whole = await stream(door, message), await once(door, message)
-    (choice,) = whole.choices
-    assert choice.content.text == streamed.text
-    assert list(choice.content.token_ids) == streamed.token_ids
-    assert list(choice.content.logprobs) == streamed.logprobs
-    (finished,) = streamed.finished
-    assert choice.finished.reason == finished.reason
-    assert choice.finished.usage == finished.usage
-    assert choice.finished.WhichOneof("matched") == finished.WhichOneof("matched")
-    assert choice.finished.stop_string == finished.stop_string
-    assert choice.finished.stop_token_id == finished.stop_token_id
-    return streamed
-
-
-def says(
-    vocabulary: Vocabulary, text: str, *more: int, **how: Any
-) -> Callable[[scheduler_pb2.Submit], Script]:
-    """A script that says this text, then these ids."""
-    ids = [*vocabulary.encode_inside(text), *more]
-    return lambda submit: Script(ids=ids, **how)
-
-
-def letters(vocabulary: Vocabulary, text: str, **how: Any) -> Callable[[scheduler_pb2.Submit], Script]:
-    """A script that says this text, one id per byte."""
-    raw = list(vocabulary.table.raw)
-    ids = [raw.index(bytes([byte])) for byte in text.encode()]
-    return lambda submit: Script(ids=ids, **how)
 
 
 async def test_an_answer_and_its_terms(bpe_directory: Path, bpe: Vocabulary) -> None:
@@ -337,65 +290,3 @@ async def test_length_limits(bpe_directory: Path) -> None:
         assert answer.finished[0].usage.completion_tokens == 1
         assert answer.finished[0].reason == LENGTH
         assert (await stream(door, request([5] * 10))).started.sampling.max_tokens == 30  # type: ignore[union-attr]
-
-
-def resumed(message: pb.GenerateRequest, ids: Sequence[int], chars: int) -> pb.GenerateRequest:
-    again = pb.GenerateRequest()
-    again.CopyFrom(message)
-    again.resume.choices.add(index=0, token_ids=ids, num_chars=chars)
-    return again
-
-
-async def test_resume_at_every_event(bpe_directory: Path, bpe: Vocabulary) -> None:
-    """DESIGN §3, replay: whatever a client had when its connection broke, the rest follows and nothing
-    repeats.
-    """
-    text = "hello 가😀 world STO again STOP never"
-    fake = FakeScheduler(letters(bpe, text, delay_s=0.004))
-    async with running_door(bpe_directory, fake, max_deltas_per_s=1e9) as door:
-        for sampling in ({}, {"stop": ["STOP"]}):
-            message = request("x", seed=1, max_tokens=len(text.encode()), **sampling)
-            whole = await stream(door, message)
-            before = Answer()
-            cuts = [([], 0)]
-            async for event in door.generation.Generate(message):
-                before.take(event)
-                cuts.append((list(before.token_ids), len(before.text)))
-            assert len(cuts) > 25
-            for ids, chars in cuts:
-                after = await stream(door, resumed(message, ids, chars))
-                assert before.text[:chars] + after.text == whole.text
-                assert ids + after.token_ids == whole.token_ids
-                assert after.finished[0].usage == pb.Usage(
-                    prompt_tokens=whole.finished[0].usage.prompt_tokens,
-                    completion_tokens=whole.finished[0].usage.completion_tokens,
-                    cached_tokens=after.finished[0].usage.cached_tokens,
-                )
-                assert after.finished[0].reason == whole.finished[0].reason
-                assert after.finished[0].stop_string == whole.finished[0].stop_string
-
-
-async def test_resume_of_an_ended_answer(bpe_directory: Path, bpe: Vocabulary) -> None:
-    """Only the finished event was lost: it comes without asking the scheduler."""
-    async with running_door(bpe_directory, FakeScheduler(says(bpe, "hello", 2))) as door:
-        message = request("x", seed=1, max_tokens=50)
-        whole = await stream(door, message)
-        count = len(door.scheduler.submits)
-        after = await stream(door, resumed(message, whole.token_ids, len(whole.text)))
-        assert (after.text, after.token_ids) == ("", [])
-        assert after.finished[0].stop_token_id == 2
-        assert len(door.scheduler.submits) == count
-        with pytest.raises(grpc.aio.AioRpcError, match="num_chars = 99"):
-            await stream(door, resumed(message, whole.token_ids, 99))
-        with pytest.raises(grpc.aio.AioRpcError, match="streams only"):
-            await once(door, resumed(message, whole.token_ids, 0))
-
-
-async def test_min_tokens_move_the_end_of_a_resumed_answer(bpe_directory: Path, bpe: Vocabulary) -> None:
-    """An EOS that came too early to count does not end a resumed answer."""
-    ids = [*bpe.encode_text("ab"), 2, *bpe.encode_text("cd")]
-    async with running_door(bpe_directory, FakeScheduler(lambda submit: Script(ids=ids))) as door:
-        message = request("x", seed=1, max_tokens=len(ids), min_tokens=len(ids))
-        after = await stream(door, resumed(message, ids[:3], 2))
-        assert after.text == "cd"
-        assert list(door.scheduler.submits[-1].prior[0].token_ids) == ids[:3]
