@@ -14,11 +14,10 @@ def invalid(field: str, value: object, limit: str) -> RequestError:
     return RequestError(grpc.StatusCode.INVALID_ARGUMENT, f"{field} = {shown(value)} {limit}", field=field)
 
 
-def unsupported(field: str) -> RequestError:
-    """UNIMPLEMENTED: a field of the contract whose feature this server lacks."""
-    return RequestError(
-        grpc.StatusCode.UNIMPLEMENTED, f"{field} is not supported by this server", field=field
-    )
+def unsupported(field: str, values: str = "") -> RequestError:
+    """UNIMPLEMENTED: a field of the contract, or ``values`` of it, whose feature this server lacks."""
+    what = f"{field} {values}" if values else field
+    return RequestError(grpc.StatusCode.UNIMPLEMENTED, f"{what} is not supported by this server", field=field)
 
 
 def shown(value: object) -> str:

@@ -160,7 +160,7 @@ def _check_choices(message: pb.SamplingParams) -> None:
         if not 1 <= message.n <= limits.MAX_CHOICES:
             raise invalid("sampling.n", message.n, f"is not from 1 to {limits.MAX_CHOICES}")
         if message.n > 1:
-            raise unsupported("sampling.n above 1")
+            raise unsupported("sampling.n", "above 1")
     for name in _LATER:
         if message.HasField(name):  # type: ignore[arg-type]
             raise unsupported(f"sampling.{name}")

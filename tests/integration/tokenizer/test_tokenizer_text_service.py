@@ -140,7 +140,7 @@ BAD: list[tuple[dict[str, Any], grpc.StatusCode, str]] = [
     ({"text": "x", "grammar": {"regex": "(a+)+$"}}, grpc.StatusCode.UNIMPLEMENTED, "grammar"),
     ({"text": "x", "sampling": {"temperature": float("nan")}}, INVALID, "sampling.temperature"),
     ({"text": "x", "sampling": {"n": 100_000}}, INVALID, "sampling.n"),
-    ({"text": "x", "sampling": {"n": 2}}, grpc.StatusCode.UNIMPLEMENTED, "sampling.n above 1"),
+    ({"text": "x", "sampling": {"n": 2}}, grpc.StatusCode.UNIMPLEMENTED, "sampling.n"),
     ({"text": "x", "sampling": {"beam_width": 2}}, grpc.StatusCode.UNIMPLEMENTED, "sampling.beam_width"),
     ({"text": "x", "sampling": {"max_tokens": 0}}, INVALID, "sampling.max_tokens"),
     ({"text": "x", "sampling": {"bad_words": ["qzx" * 40]}}, INVALID, "sampling.bad_words[0]"),
@@ -160,7 +160,7 @@ async def test_bad_requests_and_an_undisturbed_neighbour(bpe_directory: Path) ->
             )
             error = await refused(door.generation.GenerateOnce(ask(**fields)))
             assert (error.code, error.field) == (code, field), error.message
-            assert error.message.startswith(field.partition(" ")[0])
+            assert error.message.startswith(field)
             assert len(error.message) < 400
             with pytest.raises(grpc.aio.AioRpcError) as streamed:
                 async for _ in door.generation.Generate(pb.GenerateRequest(**fields)):

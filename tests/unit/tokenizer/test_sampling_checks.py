@@ -87,7 +87,7 @@ def test_bad_values(fields: dict[str, Any], field: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"n": 2}, "sampling.n above 1"),
+        ({"n": 2}, "sampling.n"),
         ({"beam_width": 4}, "sampling.beam_width"),
         ({"length_penalty": 1.0}, "sampling.length_penalty"),
         ({"early_stopping": False}, "sampling.early_stopping"),
