@@ -66,6 +66,29 @@ def test_what_is_counted_is_what_the_worker_skipped() -> None:
     assert total == harness.worker.reused_tokens == harness.scheduler.state.totals.cached_tokens > 0
 
 
+@pytest.mark.parametrize("plans_in_flight", [1, 2])
+def test_what_is_counted_survives_preemptions_and_cancels(plans_in_flight: int) -> None:
+    """Item 39: a request that begins again, or ends early, is told no hit that its first token did not have;
+    the sum over all is the worker's own counter.
+    """
+    harness = Harness(replace(SMALL, num_blocks=14), plans_in_flight)
+    ask(harness, 0, STEM)
+    received = {i: harness.submit(i, [*STEM, i, i], 60) for i in (1, 2, 3)}
+    cut = harness.submit(9, [*STEM, 9], 60)
+    for _ in range(4):
+        harness.turn()
+    harness.cancel(9)
+    harness.run()
+    totals = harness.scheduler.state.totals
+    assert totals.preemptions > 0
+    assert totals.cached_tokens == harness.worker.reused_tokens
+    assert not cut.ended
+    for i, answer in received.items():
+        assert answer.ids == expected_output([*STEM, i, i], 60, Script(), 1000)
+        assert cached(answer) == 80
+    assert totals.cached_tokens > 4 * 80  # those that began again read the cache once more
+
+
 def test_hits_are_looked_up_when_the_request_starts() -> None:
     """Item 34: queued while there was a hit, evicted before it runs: correct, and counted as it was."""
     harness = Harness(replace(SMALL, max_model_len=512, num_blocks=16, max_num_seqs=1))
