@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,8 +15,18 @@ from hundredfold.plugin.dequantize import dequantize, transform_input
 
 PACKED_FOR = 64
 """Rows of input that oneDNN packs for; neither 1 row nor 256 is measurably slower than packed for itself."""
-TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40)
-LEAST_ROWS = (1, 2, 4, 8, 16)
+
+SIZES = (1, 2, 4, *range(8, 64, 8), *range(64, 257, 16))
+"""Rows of the products that are made: an input is padded to the next, and a longer one is cut.
+
+oneDNN compiles code for each number of rows it meets and torch keeps it, a megabyte for each layer shape: a
+server that meets every number would grow by gigabytes, and stall at each new one.
+"""
+PIECES = {torch.float32: (256,), torch.bfloat16: (2048, 1024, 512, 256)}
+"""What longer inputs are cut into, largest first: putting the pieces together costs bf16 more than fp32, and
+fp32 keeps to sizes that ``_least_rows`` covers."""
+
+TRIED = (1, 2, 4, 8, 16, 64, 256)
 TRIED_FEATURES = 8192
 
 
@@ -31,12 +42,22 @@ class OneDnnLinear:
     recipe: str
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x`` [M, K] to [M, N]; fewer rows than ``least_rows`` are padded for the product."""
+        """``x`` [M, K] to [M, N]."""
         x = transform_input(x, self.transform)
+        parts, done = [], 0
+        while len(x) - done > SIZES[-1]:
+            size = next(size for size in PIECES[x.dtype] if size <= len(x) - done)
+            parts.append(_product(x[done : done + size], self.packed, self.bias))
+            done += size
+        last = self._padded(x[done:])
+        return torch.cat([*parts, last]) if parts else last
+
+    def _padded(self, x: Tensor) -> Tensor:
         rows = len(x)
-        if rows < self.least_rows:
-            return _product(F.pad(x, (0, 0, 0, self.least_rows - rows)), self.packed, self.bias)[:rows]
-        return _product(x, self.packed, self.bias)
+        size = SIZES[bisect_left(SIZES, max(rows, self.least_rows))]
+        if size == rows:
+            return _product(x, self.packed, self.bias)
+        return _product(F.pad(x, (0, 0, 0, size - rows)), self.packed, self.bias)[:rows]
 
 
 class OneDnnKernels:
@@ -81,17 +102,19 @@ def _product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 @cache
 def _least_rows(features: int, columns: int, dtype: torch.dtype) -> int:
-    """From how many rows on a row gets the same bits whatever their number, found by trying; 1 if never.
+    """From which size on a row gets the same bits in every product, found by trying; 1 if from none.
 
-    One row more or less beside it shall not change what a request is told.
+    What a request is told shall not depend on how many others are beside it.
     """
     random = torch.Generator().manual_seed(columns)
     packed = _pack(torch.randn(features, columns, generator=random).to(dtype))
-    x = torch.randn(TRIED_ROWS[-1], columns, generator=random).to(dtype)
+    x = torch.randn(TRIED[-1], columns, generator=random).to(dtype)
     whole = _product(x, packed, None)
-    held = {rows: torch.equal(_product(x[:rows], packed, None), whole[:rows]) for rows in TRIED_ROWS}
-    fits = (least for least in LEAST_ROWS if all(held[rows] for rows in TRIED_ROWS if rows >= least))
-    return next(fits, 1)
+    differing = [size for size in TRIED if not torch.equal(_product(x[:size], packed, None), whole[:size])]
+    if not differing:
+        return 1
+    above = TRIED.index(differing[-1]) + 1
+    return TRIED[above] if above < len(TRIED) - 1 else 1
 
 
 @cache

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import gguf.quants
 import numpy as np
 import pytest
@@ -18,6 +22,7 @@ from hundredfold.plugin import (
     KVCacheSpec,
     LayerRequest,
     LinearSpec,
+    Scale,
     StoredTensor,
 )
 from hundredfold.plugin.dequantize import dequantize, transform_input
@@ -149,11 +154,55 @@ def test_onednn_in_fp32_gives_a_row_the_same_bits_in_any_batch(shape: tuple[int,
         .get("onednn")
         .prepare(LinearSpec("layer", weight, CPU, torch.float32), None)
     )
-    x = torch.randn(200, shape[1], generator=generator)
+    x = torch.randn(700, shape[1], generator=generator)
     whole = linear(x)
-    for rows in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 129):
+    for rows in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 129, 256, 257, 300, 512, 600):
         assert torch.equal(linear(x[:rows]), whole[:rows]), rows
-    assert torch.equal(linear(x[70:111]), whole[70:111])
+    assert torch.equal(linear(x[170:211]), whole[170:211])
+    wanted = x.double() @ weight.weight.double().T
+    assert float((whole - wanted).norm() / wanted.norm()) < 1e-6
+
+
+def test_onednn_transforms_long_inputs_once() -> None:
+    weight = DenseWeight(torch.randn(24, 32), Scale(torch.full((32,), 3.0)))
+    linear = (
+        Registry("hundredfold.kernels")
+        .get("onednn")
+        .prepare(LinearSpec("layer", weight, CPU, torch.float32), torch.randn(24))
+    )
+    x = torch.randn(900, 32)
+    torch.testing.assert_close(linear(x), (x * 3) @ weight.weight.T + linear.bias, atol=1e-4, rtol=1e-4)
+
+
+MEMORY = """
+import torch
+from hundredfold.plugin import DenseWeight, LinearSpec
+from hundredfold.plugin.registry import Registry
+
+def resident():
+    line = next(line for line in open("/proc/self/status") if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+torch.set_num_threads(1)
+spec = LinearSpec("layer", DenseWeight(torch.randn(192, 128)), torch.device("cpu"), torch.float32)
+linear = Registry("hundredfold.kernels").get("onednn").prepare(spec, None)
+x = torch.randn(900, 128)
+for rows in (1, 64, 256, 900):
+    linear(x[:rows])
+before = resident()
+for rows in range(1, 900):
+    linear(x[:rows])
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
+def test_onednn_keeps_no_code_for_every_batch_size() -> None:
+    """899 numbers of rows: left alone, each leaves half a megabyte of compiled code behind."""
+    printed = subprocess.run(
+        [sys.executable, "-c", MEMORY], check=True, capture_output=True, text=True, timeout=120
+    ).stdout
+    assert float(printed) < 60
 
 
 @pytest.mark.parametrize("count", [1, 5, 60])

@@ -44,9 +44,9 @@ def test_peak_is_the_weights_and_a_layer(tmp_path: Path) -> None:
     printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
     weights, after, peak = map(float, printed.split())
     assert weights > LAYERS * LAYER_MB
-    # beside a layer in fp32 there are its stored form, oneDNN's code and the allocator's own
-    assert after <= weights + LAYER_MB
-    assert peak <= weights + 2.5 * LAYER_MB
+    # beside a layer in fp32 there are its stored form, compiled kernels and the allocator's own
+    assert after <= weights + 1.5 * LAYER_MB
+    assert peak <= weights + 3 * LAYER_MB
 
 
 def write_checkpoint(directory: Path) -> None:
