@@ -154,7 +154,7 @@ class Door:
         """A client reads too slowly for too long: its request ends, so that the others' output has room."""
         unread, limit = running.outbox.num_bytes, self.budget.limit
         message = f"{unread} bytes of this answer are unread; all together may have {limit}, max_unread_bytes"
-        running.fail(RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
+        running.cut_off(RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
         self._attachment.release(running)
 
     async def _prepare(

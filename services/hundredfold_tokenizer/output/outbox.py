@@ -110,8 +110,10 @@ class Outbox:
             self.wake()
 
     def end(self, error: RequestError | None = None) -> None:
-        """Nothing follows. With an error, what is unread is dropped and the reader gets the error."""
-        if self._closed:
+        """Nothing follows. With an error, what is unread is dropped and the reader gets the error, even if
+        the end was there before it: else nothing could free what a reader leaves.
+        """
+        if self._closed and error is None:
             return
         self._closed = True
         if error is not None:

@@ -43,4 +43,7 @@ class UnreadBudget:
             largest = max(self._ends, key=lambda outbox: outbox.num_bytes, default=None)
             if largest is None or largest.num_bytes == 0:
                 return
+            before = self.num_bytes
             self._ends[largest]()
+            if self.num_bytes >= before:
+                return  # what frees nothing now would free nothing again, and the event loop would stand still

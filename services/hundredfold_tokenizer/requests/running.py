@@ -195,9 +195,13 @@ class RunningRequest:
     def fail(self, error: RequestError) -> None:
         """End the request with a status; what its client has not read is dropped."""
         if not self.ended:
-            self.ended = True
-            self.error = error
-            self.outbox.end(error)
+            self.cut_off(error)
+
+    def cut_off(self, error: RequestError) -> None:
+        """End the request with a status even if it has finished: its client has not read all and will not."""
+        self.ended = True
+        self.error = error
+        self.outbox.end(error)
 
     def _resume(self, rules: TextRules) -> None:
         """Bring the text to where the client is: it holds these ids and so many characters of their text."""
