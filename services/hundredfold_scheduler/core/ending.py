@@ -35,9 +35,7 @@ class Ending:
 
     def fail(self, request: Request, failure: Failure, now: float) -> None:
         """The request ends with a status; what it has not read is dropped."""
-        outbox = request.attachment.outbox
-        outbox.forget(request.sequence.stream_id)
-        outbox.add_failed(request.sequence.stream_id, failure)
+        request.attachment.outbox.fail(request.sequence.stream_id, failure)
         self._leave(request, now)
         self._state.totals.failed += 1
         self._observer.failed(request, failure, now)

@@ -118,8 +118,19 @@ class Outbox:
         self._extra_bytes = 0
         return batch
 
+    def fail(self, stream_id: int, failure: Failure) -> None:
+        """Drop what waits for a request, its end included, and tell that it failed: an end without the ids
+        before it would read as a success.
+        """
+        self.forget(stream_id)
+        fresh = self.fresh
+        if fresh.finished:
+            fresh.finished = [ended for ended in fresh.finished if ended.stream_id != stream_id]
+            self._recount_extra()
+        self.add_failed(stream_id, failure)
+
     def forget(self, stream_id: int) -> None:
-        """Drop what waits for a request; its client has gone or it has failed."""
+        """Drop the ids and scores that wait for a request whose client has gone."""
         if not self:
             return
         self.truncate(stream_id, 0)

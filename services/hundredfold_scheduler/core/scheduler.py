@@ -225,8 +225,9 @@ class Scheduler:
             if largest is None:
                 return
             message = f"unread output of the replica passed {limit} bytes, and this request's is the largest"
+            failure = Failure(Code.RESOURCE_EXHAUSTED, message)
             request = attachment.requests.get(largest)
-            if request is None:
-                attachment.outbox.forget(largest)
+            if request is None:  # it has ended here, but its replica has not read that yet
+                attachment.outbox.fail(largest, failure)
             else:
-                self._ending.fail(request, Failure(Code.RESOURCE_EXHAUSTED, message), now)
+                self._ending.fail(request, failure, now)

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from hundredfold_scheduler.core.failures import Code, Failure
-from hundredfold_scheduler.core.outbox import Outbox
-from hundredfold_scheduler.core.step import RowScores, Scores, StepResult
+from hundredfold_scheduler.core.outbox import Account, FinishedChoice, Outbox
+from hundredfold_scheduler.core.step import EndReason, RowScores, Scores, StepResult
 from support.fake_worker import Script, expected_output
 from support.scheduler_harness import Harness
 
@@ -143,10 +143,36 @@ def test_scores_are_delivered_once() -> None:
 
 def test_a_failure_replaces_what_was_not_read() -> None:
     outbox = Outbox()
-    add(outbox, 1, 0, [1, 2])
-    outbox.add_scores(1, scores(0, 2))
-    outbox.forget(1)
-    outbox.add_failed(1, Failure(Code.INTERNAL, "no"))
+    for stream_id in (1, 2):
+        add(outbox, stream_id, 0, [1, 2])
+        outbox.add_scores(stream_id, scores(0, 2))
+        outbox.add_finished(
+            FinishedChoice(stream_id, 0, EndReason.LENGTH, None, Account(0, 0, 0, 0, preemptions=0))
+        )
+    before = outbox.nbytes
+    outbox.fail(1, Failure(Code.INTERNAL, "no"))
+    assert 0 < outbox.nbytes < before
     batch = outbox.drain()
-    assert (batch.stream_ids, batch.scores) == ([], [])
-    assert batch.failed[0][0] == 1
+    assert batch.stream_ids == [2]
+    assert [stream_id for stream_id, _ in batch.scores] == [2]
+    assert [ended.stream_id for ended in batch.finished] == [2]
+    assert batch.failed == [(1, Failure(Code.INTERNAL, "no"))]
+
+
+def test_an_ended_request_that_is_dropped_unread_has_failed() -> None:
+    """Its end was not read either: told alone it would be a success without the tail."""
+    harness = Harness(max_unread_bytes=700)
+    ended = harness.submit(0, [3] * 10, 100)
+    while harness.scheduler.load().running + harness.scheduler.load().waiting:
+        harness.plan_ahead()
+        harness.scheduler.apply(harness.results.popleft(), harness.now)
+    assert harness.replica.outbox.fresh.finished
+    later = harness.submit(1, [4] * 10, 60)
+    while harness.plan_ahead() or harness.results:
+        harness.scheduler.apply(harness.results.popleft(), harness.now)
+    harness.read()
+    assert ended.finished is None
+    assert ended.failure is not None
+    assert ended.failure.code == Code.RESOURCE_EXHAUSTED
+    assert later.ids == expected_output([4] * 10, 60, Script(), 1000)
+    harness.assert_empty()
