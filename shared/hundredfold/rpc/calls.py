@@ -153,8 +153,10 @@ class _Call:
             self._book.tasks.discard(self._task)
             self._book.changed.set()
             if isinstance(error, asyncio.CancelledError) and self._book.cut_off and not self._lasting:
+                # Not CANCELLED: that is an abort, and no client would go on with the request elsewhere.
                 message = "the service stopped before the call was done"
-                await abort(self._context, RequestError(grpc.StatusCode.CANCELLED, message))
+                stopped = RequestError(grpc.StatusCode.UNAVAILABLE, message, retry_after_s=_RETRY_AFTER_S)
+                await abort(self._context, stopped)
         # gRPC's own errors (aborted already, or the client is gone) and cancellation are left to gRPC.
         if isinstance(error, RequestError):
             await abort(self._context, error)

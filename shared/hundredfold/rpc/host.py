@@ -111,7 +111,10 @@ class ServiceHost:
         return beat
 
     def request_stop(self, grace_s: float | None = None) -> None:
-        """Drain, then stop; running requests get ``grace_s`` seconds, the configured grace when ``None``."""
+        """Drain, then stop; running requests get ``grace_s`` seconds, the configured grace when ``None``.
+
+        What still runs then ends UNAVAILABLE with a retry hint, so that its client resumes it elsewhere.
+        """
         if grace_s is not None:
             self._grace_s = grace_s
         self._stop_asked = True

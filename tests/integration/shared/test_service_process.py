@@ -89,7 +89,7 @@ def test_the_grace_is_a_setting() -> None:
             with pytest.raises(grpc.RpcError) as caught:
                 next(stream)
             assert isinstance(caught.value, grpc.Call)
-            assert caught.value.code() is grpc.StatusCode.CANCELLED
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert child.wait(10) == 0
 
 
