@@ -13,11 +13,15 @@ Options = list[tuple[str, int | str]]
 
 
 def server_options(max_message_bytes: int) -> Options:
-    """For a server that receives and sends messages up to ``max_message_bytes``."""
+    """For a server that takes messages up to ``max_message_bytes`` and notices a dead peer."""
     return [
         *_message_options(max_message_bytes),
         # Two processes on one port would share its clients by chance; the second has to fail instead.
         ("grpc.so_reuseport", 0),
+        # A host that vanishes closes nothing: without pings its streams would be held for hours.
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.max_pings_without_data", 0),
         # A long prefill sends nothing: clients may ping meanwhile, and are not cut off for it.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),
