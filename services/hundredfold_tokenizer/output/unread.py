@@ -46,4 +46,4 @@ class UnreadBudget:
             before = self.num_bytes
             self._ends[largest]()
             if self.num_bytes >= before:
-                return  # what frees nothing now would free nothing again, and the event loop would stand still
+                return  # what freed nothing would free nothing again: the event loop would stand still

@@ -62,7 +62,7 @@ def door_of(vocabulary: Vocabulary, budget: UnreadBudget) -> tuple[Door, Ledger]
 
 
 async def test_a_delta_and_its_finish_in_one_step(bpe: Vocabulary) -> None:
-    """The request has ended when the step is checked; its client still gets the error, and the books say so."""
+    """The request has ended when the step is checked; its client still gets the error, the books say so."""
     budget = UnreadBudget(1000)
     door, ledger = door_of(bpe, budget)
     asked = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6]), sampling=pb.SamplingParams(max_tokens=400))
