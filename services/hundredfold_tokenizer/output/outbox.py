@@ -178,13 +178,18 @@ class Outbox:
         return len(self._items) > 1 or not isinstance(self._items[0], Piece) or self._pacer.is_due(self)
 
     def _split(self, index: int, text: str, token_ids: Sequence[int], scores: Sequence[TokenScore]) -> None:
-        """Spread tokens over as many pieces as they need; their text goes with the first."""
+        """Spread tokens over as many pieces as they need; their text goes with the last.
+
+        A client that is cut off between two pieces may hold ids without their text and resume; with more text
+        than its ids make it would be refused.
+        """
         start = 0
         while start < len(token_ids) or text:
             piece = self._open_piece(index)
             end = start + self._piece_tokens - len(piece.token_ids)
-            self._extend(piece, text, token_ids[start:end], scores[start:end])
-            text, start = "", end
+            said, text = (text, "") if end >= len(token_ids) else ("", text)
+            self._extend(piece, said, token_ids[start:end], scores[start:end])
+            start = end
 
     def _extend(
         self, piece: Piece, text: str, token_ids: Sequence[int], scores: Sequence[TokenScore]
