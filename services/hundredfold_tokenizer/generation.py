@@ -58,6 +58,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             texts: list[str] = []
             writer = self._writer(running)
             while (item := await running.outbox.read()) is not None:
+                await asyncio.sleep(0)  # the whole answer is there by now, and nothing else here would wait
                 event = await _event(item, running, writer)
                 match event.WhichOneof("event"):
                     case "delta":
