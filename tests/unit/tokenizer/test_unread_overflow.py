@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from functools import partial
 
 import grpc
 import pytest
@@ -95,7 +96,7 @@ async def test_an_ended_outbox_can_still_be_emptied() -> None:
     budget = UnreadBudget(1500)
     large, small = (Outbox(budget, Pacer(1000, 0), None) for _ in range(2))
     for box, count in ((large, 20), (small, 1)):
-        budget.join(box, lambda box=box: box.end(RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, "slow")))
+        budget.join(box, partial(box.end, RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, "slow")))
         box.put(PromptScores([TokenScore(-1.0, 1, array("I"), array("f"))] * count))
         box.end()
     budget.enforce()
