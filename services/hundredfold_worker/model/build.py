@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hundredfold.plugin import AttentionSpec, CanonicalWeight, DenseWeight, Linear
+from hundredfold.plugin import AttentionSpec, CanonicalWeight, DenseWeight, Elementwise, Linear
 from hundredfold.plugin.dequantize import dequantize
 from hundredfold_worker.model.architectures import DescribedModel, LayerNames
 from hundredfold_worker.model.canonical import join_rows, to_device
@@ -37,6 +37,7 @@ class Builder:
     model: DescribedModel
     reader: WeightReader
     kernels: KernelChooser
+    operations: Elementwise
     device: torch.device
     dtype: torch.dtype
     nbytes: int = 0
@@ -62,12 +63,14 @@ class Builder:
         hidden = self.model.description.hidden_size
         width = attention.num_heads * attention.head_dim
         built = DecoderLayer(
+            operations=self.operations,
             spec=attention_spec(attention),
             attention_norm=self._norm(names.attention_norm),
             qkv=self._qkv(attention, names, hidden),
             attention_output=self._single(names.attention_output, (hidden, width), attention.output_bias),
             mlp_norm=self._norm(names.mlp_norm),
             gate_up=self._gate_up(layer, names, hidden),
+            activation=layer.mlp.activation,
             down=self._single(names.down, (hidden, layer.mlp.intermediate_size), layer.mlp.bias),
         )
         self._let_go()
@@ -126,7 +129,7 @@ class Builder:
         size = self.model.description.hidden_size
         weight = self.reader.vector(f"{name}.weight", size).to(self.device, self.dtype)
         self.nbytes += weight.nbytes
-        return Norm(weight, self.model.description.norm_eps)
+        return Norm(self.operations, weight, self.model.description.norm_eps)
 
     def _bias(self, name: str, size: int) -> Tensor:
         return self.reader.vector(f"{name}.bias", size).to(self.dtype)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
+
+from hundredfold.plugin import Activation, RotaryStyle
 
 MAX_SIZE = 1 << 20
 MAX_HEADS = 1 << 12
@@ -11,16 +12,6 @@ MAX_LAYERS = 1 << 12
 MAX_VOCABULARY = 1 << 24
 MAX_POSITIONS = 1 << 27
 # Above any real model; they keep a hostile configuration from costing memory before a tensor contradicts it.
-
-
-@enum.unique
-class RotaryStyle(enum.Enum):
-    """Which pairs of a head's columns rotate together."""
-
-    HALVES = "halves"
-    """Column ``i`` with ``i + rotary_dim / 2``, as checkpoints of the transformers library have it."""
-    PAIRS = "pairs"
-    """Column ``2 i`` with ``2 i + 1``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +68,11 @@ class AttentionDescription:
 
 @dataclass(frozen=True, slots=True)
 class MlpDescription:
-    """Gated feed-forward part of one layer: ``down(silu(gate(x)) * up(x))``."""
+    """Gated feed-forward part of one layer: ``down(activation(gate(x)) * up(x))``."""
 
     intermediate_size: int
     bias: bool = False
+    activation: Activation = Activation.SILU
 
 
 @dataclass(frozen=True, slots=True)

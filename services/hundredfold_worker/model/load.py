@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hundredfold.models import ModelFiles
 from hundredfold.models.errors import ModelError
-from hundredfold.plugin import AttentionBatch, KVCacheSpec
+from hundredfold.plugin import AttentionBatch, ElementwiseSpec, KVCacheSpec
 from hundredfold.plugin.registry import Registry
 from hundredfold_worker.model.architectures import describe
 from hundredfold_worker.model.build import Builder, attention_spec
@@ -25,6 +25,7 @@ from hundredfold_worker.model.rotary import RotaryTable
 from hundredfold_worker.model.selection import (
     KernelChooser,
     choose_attention,
+    choose_elementwise,
     choose_kv_cache,
     choose_quantization,
 )
@@ -98,9 +99,13 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
     encoding, kv_selection = choose_kv_cache(registries, spec, options.kv_cache_dtype)
     layers = [attention_spec(a) for a in dict.fromkeys(layer.attention for layer in description.layers)]
     attention, attention_selection = choose_attention(registries, layers, spec, encoding, options.attention)
+    activations = frozenset(layer.mlp.activation for layer in description.layers)
+    operations, elementwise_selection = choose_elementwise(
+        registries, ElementwiseSpec(device, dtype, activations)
+    )
     kernels = KernelChooser(registries, options.kernels, device, dtype)
     reader = WeightReader(checkpoint, method, model.names)
-    builder = Builder(model, reader, kernels, device, dtype)
+    builder = Builder(model, reader, kernels, operations, device, dtype)
     ends = builder.ends()
     rotary = RotaryTable(description.rotary, max_model_len, device)
     decoder = Decoder(
@@ -120,6 +125,7 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
             dtype_selection,
             quantization_selection,
             *kernels.selections(),
+            elementwise_selection,
             attention_selection,
             kv_selection,
         ),

@@ -43,7 +43,7 @@ class Selection:
     """One choice made at load."""
 
     subject: str
-    """``quantization``, ``kernels``, ``attention``, ``kv_cache``, ``dtype`` or ``device``."""
+    """``device``, ``dtype``, or what plugins were asked for: the group without its prefix."""
     chosen: str
     reason: str
     refused: tuple[Refused, ...] = ()

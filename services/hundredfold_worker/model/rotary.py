@@ -1,4 +1,4 @@
-"""Rotary position embedding: frequencies fixed at load, a table of angles, and the rotation itself.
+"""Rotary position embedding: frequencies fixed at load, and a table of angles.
 
 The formulas are transformers' ``modeling_rope_utils``, in float32 as there, so that angles agree to the bit.
 """
@@ -6,17 +6,16 @@ The formulas are transformers' ``modeling_rope_utils``, in float32 as there, so 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from hundredfold.plugin import Rotation
 from hundredfold_worker.model.description import (
     DivisorScaling,
     LinearScaling,
     Llama3Scaling,
     RotaryDescription,
-    RotaryStyle,
 )
 from hundredfold_worker.model.errors import ModelLoadError
 
@@ -70,31 +69,4 @@ class RotaryTable:
 
     def at(self, positions: Tensor) -> Rotation:
         """The rotation of a step's tokens; ``positions`` int64[T]."""
-        return Rotation(self._rotary.dim, self._rotary.style, self._table.index_select(0, positions)[:, None])
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """Rotates heads of T tokens; made once a step, used by every layer."""
-
-    dim: int
-    style: RotaryStyle
-    angles: Tensor
-    """float32[T, 1, dim / 2, 2]: cosine and sine."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Rotate ``x`` [T, heads, head_dim] in float32; same shape and type. Columns past ``dim`` stay."""
-        turned, kept = x[..., : self.dim], x[..., self.dim :]
-        if self.style is RotaryStyle.PAIRS:
-            pairs = turned.float().reshape(*turned.shape[:-1], -1, 2)
-            product = torch.view_as_complex(pairs) * torch.view_as_complex(self.angles)
-            rotated = torch.view_as_real(product).flatten(-2)
-        else:
-            first, second = turned.float().chunk(2, dim=-1)
-            cosine, sine = self.angles.unbind(-1)
-            rotated = torch.empty_like(turned, dtype=torch.float32, memory_format=torch.contiguous_format)
-            left, right = rotated.chunk(2, dim=-1)
-            torch.mul(first, cosine, out=left).addcmul_(second, sine, value=-1)
-            torch.mul(second, cosine, out=right).addcmul_(first, sine)
-        rotated = rotated.to(x.dtype)
-        return rotated if not kept.shape[-1] else torch.cat((rotated, kept), dim=-1)
+        return Rotation(self._rotary.dim, self._rotary.style, self._table.index_select(0, positions))

@@ -15,6 +15,9 @@ from hundredfold.plugin import (
     CanonicalWeight,
     CheckpointInfo,
     Choice,
+    Elementwise,
+    ElementwisePlugin,
+    ElementwiseSpec,
     Encoding,
     KernelPlugin,
     KVCachePlugin,
@@ -92,6 +95,20 @@ def choose_attention(
 
     choice = _choose("attention", registries["hundredfold.attention"], ask, asked)
     return choice.value, _selection("attention", choice)
+
+
+def choose_elementwise(
+    registries: Mapping[str, Registry], spec: ElementwiseSpec
+) -> tuple[Elementwise, Selection]:
+    """One plugin for the whole model. Raises ``ModelLoadError``."""
+
+    def ask(plugin: ElementwisePlugin) -> Reasons:
+        return plugin.refuses(spec)
+
+    choice: Choice[ElementwisePlugin] = _choose(
+        "elementwise", registries["hundredfold.elementwise"], ask, AUTO
+    )
+    return choice.value.bind(spec), _selection("elementwise", choice)
 
 
 class KernelChooser:

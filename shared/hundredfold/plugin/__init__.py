@@ -11,6 +11,14 @@ from hundredfold.plugin.attention import (
     LayerCache,
     PlannedAttention,
 )
+from hundredfold.plugin.elementwise import (
+    Activation,
+    Elementwise,
+    ElementwisePlugin,
+    ElementwiseSpec,
+    RotaryStyle,
+    Rotation,
+)
 from hundredfold.plugin.kernels import KernelPlugin, Linear, LinearSpec
 from hundredfold.plugin.kv_cache import Encoding, KVCachePlugin, KVCacheSpec, ScalePolicy
 from hundredfold.plugin.quantization import (
@@ -43,6 +51,7 @@ API_VERSION = 1
 GROUPS = {
     "hundredfold.quantization": QuantizationPlugin,
     "hundredfold.kernels": KernelPlugin,
+    "hundredfold.elementwise": ElementwisePlugin,
     "hundredfold.kv_cache": KVCachePlugin,
     "hundredfold.attention": AttentionPlugin,
     "hundredfold.speculative": SpeculativePlugin,
@@ -52,6 +61,7 @@ GROUPS = {
 __all__ = [
     "API_VERSION",
     "GROUPS",
+    "Activation",
     "AttentionBatch",
     "AttentionPlugin",
     "AttentionSpec",
@@ -64,6 +74,9 @@ __all__ = [
     "DenseWeight",
     "DraftRequest",
     "Drafter",
+    "Elementwise",
+    "ElementwisePlugin",
+    "ElementwiseSpec",
     "Encoding",
     "Float8Weight",
     "GroupedIntWeight",
@@ -82,6 +95,8 @@ __all__ = [
     "QuantizationPlugin",
     "Reasons",
     "Refused",
+    "RotaryStyle",
+    "Rotation",
     "Scale",
     "ScalePolicy",
     "SpeculationSpec",

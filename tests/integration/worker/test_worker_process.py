@@ -108,6 +108,7 @@ def test_life_of_a_worker(run_worker, tiny_checkpoint: str) -> None:
     assert {s.subject for s in told.runtime.selections} >= {
         "quantization",
         "kernels",
+        "elementwise",
         "attention",
         "kv_cache",
     }

@@ -9,7 +9,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from hundredfold_worker.model.description import DivisorScaling, LinearScaling, RotaryStyle
+from hundredfold.plugin import RotaryStyle
+from hundredfold_worker.model.description import DivisorScaling, LinearScaling
 from support.llama_checkpoints import random_llama, reference_logits, write_gguf
 from support.model_rows import load, run_rows
 

@@ -29,9 +29,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_report_says_everything(checkpoint: Path) -> None:
     model = load(checkpoint, dtype="fp32")
     chosen = {selection.subject: selection for selection in model.runtime.selections}
-    assert list(chosen) == ["device", "dtype", "quantization", "kernels", "attention", "kv_cache"]
+    assert list(chosen) == [
+        "device",
+        "dtype",
+        "quantization",
+        "kernels",
+        "elementwise",
+        "attention",
+        "kv_cache",
+    ]
     assert (chosen["device"].chosen, chosen["dtype"].chosen) == ("cpu", "fp32")
     assert chosen["quantization"].chosen == "none"
+    assert chosen["elementwise"].chosen == "torch"
     assert chosen["attention"].chosen == "torch"
     assert chosen["kv_cache"].chosen == "fp32"
     assert "9 of 9 linear layers" in chosen["kernels"].reason

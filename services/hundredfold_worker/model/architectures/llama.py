@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from hundredfold.models import GgufMetadata
+from hundredfold.plugin import RotaryStyle
 from hundredfold_worker.model.architectures.gguf_values import GgufSection
 from hundredfold_worker.model.architectures.names import DescribedModel, LayerNames, ParameterNames
 from hundredfold_worker.model.architectures.rope_config import rotary_from_config
@@ -23,7 +24,6 @@ from hundredfold_worker.model.description import (
     MlpDescription,
     ModelDescription,
     RotaryDescription,
-    RotaryStyle,
 )
 from hundredfold_worker.model.errors import ModelLoadError
 
