@@ -11,6 +11,7 @@ from hundredfold.plugin import (
     Reasons,
     TensorSource,
 )
+from hundredfold.plugin.reading import FLOATS, read_tensor
 
 
 class Unquantized:
@@ -42,15 +43,4 @@ class UnquantizedMethod:
 
     def load(self, layer: LayerRequest, tensors: TensorSource) -> CanonicalWeight:
         """The layer's matrix. Raises ``ValueError`` when it is absent, misshapen or no float tensor."""
-        name = f"{layer.name}.weight"
-        if name not in tensors.names():
-            raise ValueError(f"layer '{layer.name}': tensor '{name}' is missing")
-        stored = tensors.describe(name)
-        if stored.shape != layer.shape:
-            raise ValueError(
-                f"layer '{layer.name}': tensor '{name}' has shape {stored.shape}, expected is {layer.shape}"
-            )
-        weight = tensors.dense(name)
-        if not weight.is_floating_point():
-            raise ValueError(f"layer '{layer.name}': tensor '{name}' is {stored.encoding}, no float type")
-        return DenseWeight(weight)
+        return DenseWeight(read_tensor(layer, tensors, encodings=FLOATS))

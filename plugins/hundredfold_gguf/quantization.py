@@ -24,6 +24,7 @@ from hundredfold.plugin import (
     TensorSource,
     Zero,
 )
+from hundredfold.plugin.reading import find_tensor, read_tensor
 
 BLOCK = 32
 """Columns that share a scale in the types read here."""
@@ -58,22 +59,10 @@ class GgufMethod:
 
     def load(self, layer: LayerRequest, tensors: TensorSource) -> CanonicalWeight:
         """The layer's matrix. Raises ``ValueError`` when it is absent, misshapen, cut or of unknown type."""
-        name = f"{layer.name}.weight"
-        if name not in tensors.names():
-            raise ValueError(f"layer '{layer.name}': tensor '{name}' is missing")
-        stored = tensors.describe(name)
-        if stored.shape != layer.shape:
-            raise ValueError(
-                f"layer '{layer.name}': tensor '{name}' has shape {stored.shape}, expected is {layer.shape}"
-            )
+        stored = find_tensor(layer, tensors)
         if stored.encoding in _READERS:
             return _READERS[stored.encoding](layer, stored)
-        try:
-            return DenseWeight(tensors.dense(name))
-        except (ValueError, NotImplementedError) as error:
-            raise ValueError(
-                f"layer '{layer.name}': tensor '{name}' of type {stored.encoding} cannot be read: {error}"
-            ) from error
+        return DenseWeight(read_tensor(layer, tensors))
 
 
 def _q4_0(layer: LayerRequest, stored: StoredTensor) -> GroupedIntWeight:

@@ -39,6 +39,7 @@ class Stack:
     flags: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=lambda: {name: free_port() for name in SERVICES})
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    python: Path | str = sys.executable
 
     @property
     def address(self) -> str:
@@ -65,7 +66,7 @@ class Stack:
         for name in services or SERVICES:
             options: dict[str, object] = {"listen": self.address_of(name), "model": self.model}
             options |= neighbours[name] | dict(self.flags.get(name, {}))
-            command = [sys.executable, "-m", f"hundredfold_{name}"]
+            command = [str(self.python), "-m", f"hundredfold_{name}"]
             for option, value in options.items():
                 command += [f"--{option.replace('_', '-')}", str(value)]
             log = open(self.directory / f"{name}.log", "ab")  # noqa: SIM115 (the child keeps it)
