@@ -316,13 +316,19 @@ class SamplingParams(google.protobuf.message.Message):
     prompt_logprobs: builtins.int
     """The same for the prompt's tokens, 0 to 20."""
     n: builtins.int
-    """How many choices to generate; 1."""
+    """How many choices to generate, 1 to 128; 1. Each draws with noise of its own, and choice 0 is what n = 1
+    gives. Of a beam search, the n best beams, best first.
+    """
     beam_width: builtins.int
-    """Beams of a beam search; unset samples."""
+    """Beams of a beam search, 1 to 8; unset samples. The text comes at the end. A temperature, top_p, top_k or
+    min_p is refused with it, and the checkpoint's are left out; stop and logprobs are not supported with it.
+    """
     length_penalty: builtins.float
-    """Exponent of the length by which a beam's score is divided; 1."""
+    """Exponent of the length by which a beam's score is divided, -10 to 10; 1. Only with beam_width."""
     early_stopping: builtins.bool
-    """Ends a beam search as soon as beam_width candidates are complete; false."""
+    """Ends a beam search as soon as beam_width candidates are complete; false goes on while a running beam could
+    still do better. Only with beam_width.
+    """
     skip_special_tokens: builtins.bool
     """Leaves special tokens out of the text; true."""
     add_special_tokens: builtins.bool
@@ -702,6 +708,7 @@ class Finished(google.protobuf.message.Message):
     STOP_TOKEN_ID_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     TIMINGS_FIELD_NUMBER: builtins.int
+    BEAM_SCORE_FIELD_NUMBER: builtins.int
     index: builtins.int
     """The choice."""
     reason: global___FinishReason.ValueType
@@ -710,6 +717,8 @@ class Finished(google.protobuf.message.Message):
     """The stop string."""
     stop_token_id: builtins.int
     """The end-of-sequence or stop token."""
+    beam_score: builtins.float
+    """Of a beam search: the sum of the log probabilities, divided by the length to the power of length_penalty."""
     @property
     def usage(self) -> global___Usage:
         """What it took."""
@@ -727,16 +736,20 @@ class Finished(google.protobuf.message.Message):
         stop_token_id: builtins.int = ...,
         usage: global___Usage | None = ...,
         timings: global___Timings | None = ...,
+        beam_score: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["matched", b"matched", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["index", b"index", "matched", b"matched", "reason", b"reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_beam_score", b"_beam_score", "beam_score", b"beam_score", "matched", b"matched", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_beam_score", b"_beam_score", "beam_score", b"beam_score", "index", b"index", "matched", b"matched", "reason", b"reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_beam_score", b"_beam_score"]) -> typing.Literal["beam_score"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["matched", b"matched"]) -> typing.Literal["stop_string", "stop_token_id"] | None: ...
 
 global___Finished = Finished
 
 @typing.final
 class Usage(google.protobuf.message.Message):
-    """Usage counts the tokens of one choice."""
+    """Usage counts the tokens of one choice. Choices share the prompt: in a sum it counts once."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -827,6 +840,7 @@ class GenerateOnceResponse(google.protobuf.message.Message):
     STARTED_FIELD_NUMBER: builtins.int
     CHOICES_FIELD_NUMBER: builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
     @property
     def started(self) -> global___Started:
         """The terms."""
@@ -839,15 +853,20 @@ class GenerateOnceResponse(google.protobuf.message.Message):
     def prompt_logprobs(self) -> global___PromptLogprobs:
         """The prompt's scores, when asked for."""
 
+    @property
+    def usage(self) -> global___Usage:
+        """What the whole answer took: the prompt once, the tokens of all choices."""
+
     def __init__(
         self,
         *,
         started: global___Started | None = ...,
         choices: collections.abc.Iterable[global___Choice] | None = ...,
         prompt_logprobs: global___PromptLogprobs | None = ...,
+        usage: global___Usage | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["prompt_logprobs", b"prompt_logprobs", "started", b"started"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["choices", b"choices", "prompt_logprobs", b"prompt_logprobs", "started", b"started"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["prompt_logprobs", b"prompt_logprobs", "started", b"started", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["choices", b"choices", "prompt_logprobs", b"prompt_logprobs", "started", b"started", "usage", b"usage"]) -> None: ...
 
 global___GenerateOnceResponse = GenerateOnceResponse
 

@@ -120,7 +120,7 @@ class Submit(google.protobuf.message.Message):
     traceparent: builtins.str
     """W3C trace context."""
     beam_width: builtins.int
-    """Beams of a beam search; 0 samples."""
+    """Beams of a beam search, whose n best are the choices; all their ids come at the end. 0 samples."""
     length_penalty: builtins.float
     """Exponent of the length in a beam's score."""
     early_stopping: builtins.bool
@@ -402,6 +402,7 @@ class FinishedChoice(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: builtins.int
     ACCOUNT_FIELD_NUMBER: builtins.int
+    BEAM_SCORE_FIELD_NUMBER: builtins.int
     stream_id: builtins.int
     """The request."""
     index: builtins.int
@@ -410,6 +411,8 @@ class FinishedChoice(google.protobuf.message.Message):
     """Why; STOP by a string is decided in the tokenizer."""
     stop_token_id: builtins.int
     """The stop token, when there was one."""
+    beam_score: builtins.float
+    """The score by which a beam search ranked it."""
     @property
     def account(self) -> global___ChoiceAccount:
         """What it took."""
@@ -422,9 +425,13 @@ class FinishedChoice(google.protobuf.message.Message):
         reason: hundredfold.internal.v1.sequence_pb2.EndReason.ValueType = ...,
         stop_token_id: builtins.int | None = ...,
         account: global___ChoiceAccount | None = ...,
+        beam_score: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "account", b"account", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "account", b"account", "index", b"index", "reason", b"reason", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_beam_score", b"_beam_score", "_stop_token_id", b"_stop_token_id", "account", b"account", "beam_score", b"beam_score", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_beam_score", b"_beam_score", "_stop_token_id", b"_stop_token_id", "account", b"account", "beam_score", b"beam_score", "index", b"index", "reason", b"reason", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_beam_score", b"_beam_score"]) -> typing.Literal["beam_score"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_stop_token_id", b"_stop_token_id"]) -> typing.Literal["stop_token_id"] | None: ...
 
 global___FinishedChoice = FinishedChoice

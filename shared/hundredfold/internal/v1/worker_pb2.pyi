@@ -160,6 +160,7 @@ class StepPlan(google.protobuf.message.Message):
     STEP_FIELD_NUMBER: builtins.int
     RELEASED_SLOTS_FIELD_NUMBER: builtins.int
     NEW_SEQUENCES_FIELD_NUMBER: builtins.int
+    BRANCHES_FIELD_NUMBER: builtins.int
     GROWN_SLOTS_FIELD_NUMBER: builtins.int
     GROWN_COUNTS_FIELD_NUMBER: builtins.int
     GROWN_BLOCK_IDS_FIELD_NUMBER: builtins.int
@@ -176,6 +177,10 @@ class StepPlan(google.protobuf.message.Message):
     @property
     def new_sequences(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NewSequence]:
         """Sequences that start, or start again after preemption."""
+
+    @property
+    def branches(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Branch]:
+        """Slots that go on as one sequence and a token, all of them taken as they were before the first branch."""
 
     @property
     def grown_slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -211,6 +216,7 @@ class StepPlan(google.protobuf.message.Message):
         step: builtins.int = ...,
         released_slots: collections.abc.Iterable[builtins.int] | None = ...,
         new_sequences: collections.abc.Iterable[global___NewSequence] | None = ...,
+        branches: collections.abc.Iterable[global___Branch] | None = ...,
         grown_slots: collections.abc.Iterable[builtins.int] | None = ...,
         grown_counts: collections.abc.Iterable[builtins.int] | None = ...,
         grown_block_ids: collections.abc.Iterable[builtins.int] | None = ...,
@@ -219,7 +225,7 @@ class StepPlan(google.protobuf.message.Message):
         num_tokens: collections.abc.Iterable[builtins.int] | None = ...,
         num_draft_tokens: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["copies", b"copies", "grown_block_ids", b"grown_block_ids", "grown_counts", b"grown_counts", "grown_slots", b"grown_slots", "new_sequences", b"new_sequences", "num_draft_tokens", b"num_draft_tokens", "num_tokens", b"num_tokens", "released_slots", b"released_slots", "slots", b"slots", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["branches", b"branches", "copies", b"copies", "grown_block_ids", b"grown_block_ids", "grown_counts", b"grown_counts", "grown_slots", b"grown_slots", "new_sequences", b"new_sequences", "num_draft_tokens", b"num_draft_tokens", "num_tokens", b"num_tokens", "released_slots", b"released_slots", "slots", b"slots", "step", b"step"]) -> None: ...
 
 global___StepPlan = StepPlan
 
@@ -238,6 +244,7 @@ class NewSequence(google.protobuf.message.Message):
     PARAMS_FIELD_NUMBER: builtins.int
     CHOICE_INDEX_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    NUM_CANDIDATES_FIELD_NUMBER: builtins.int
     slot: builtins.int
     """Its slot."""
     sequence_id: builtins.int
@@ -248,6 +255,10 @@ class NewSequence(google.protobuf.message.Message):
     """The choice, part of the noise's key."""
     traceparent: builtins.str
     """W3C trace context of the request, for the step's span links."""
+    num_candidates: builtins.int
+    """Not 0 for a beam: a row that reaches its last known token samples nothing and answers with this many of
+    the likeliest next ids instead. Only a branch gives it a token, and only the scheduler ends it.
+    """
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt."""
@@ -276,11 +287,48 @@ class NewSequence(google.protobuf.message.Message):
         params: hundredfold.internal.v1.sequence_pb2.SequenceParams | None = ...,
         choice_index: builtins.int = ...,
         traceparent: builtins.str = ...,
+        num_candidates: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["params", b"params"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["block_ids", b"block_ids", "choice_index", b"choice_index", "num_computed_tokens", b"num_computed_tokens", "output_token_ids", b"output_token_ids", "params", b"params", "prompt_token_ids", b"prompt_token_ids", "sequence_id", b"sequence_id", "slot", b"slot", "traceparent", b"traceparent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_ids", b"block_ids", "choice_index", b"choice_index", "num_candidates", b"num_candidates", "num_computed_tokens", b"num_computed_tokens", "output_token_ids", b"output_token_ids", "params", b"params", "prompt_token_ids", b"prompt_token_ids", "sequence_id", b"sequence_id", "slot", b"slot", "traceparent", b"traceparent"]) -> None: ...
 
 global___NewSequence = NewSequence
+
+@typing.final
+class Branch(google.protobuf.message.Message):
+    """Branch makes a slot's sequence that of a beam, with one more token. What the slot held is forgotten."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: builtins.int
+    SOURCE_SLOT_FIELD_NUMBER: builtins.int
+    TOKEN_ID_FIELD_NUMBER: builtins.int
+    KEPT_BLOCKS_FIELD_NUMBER: builtins.int
+    BLOCK_IDS_FIELD_NUMBER: builtins.int
+    slot: builtins.int
+    """The slot, empty or a beam's."""
+    source_slot: builtins.int
+    """The beam's slot; the same to go on in place."""
+    token_id: builtins.int
+    """The token."""
+    kept_blocks: builtins.int
+    """Leading blocks of the source's table that are shared."""
+    @property
+    def block_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The blocks after them."""
+
+    def __init__(
+        self,
+        *,
+        slot: builtins.int = ...,
+        source_slot: builtins.int = ...,
+        token_id: builtins.int = ...,
+        kept_blocks: builtins.int = ...,
+        block_ids: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_ids", b"block_ids", "kept_blocks", b"kept_blocks", "slot", b"slot", "source_slot", b"source_slot", "token_id", b"token_id"]) -> None: ...
+
+global___Branch = Branch
 
 @typing.final
 class BlockCopy(google.protobuf.message.Message):
@@ -366,6 +414,7 @@ class StepResult(google.protobuf.message.Message):
     SCORES_FIELD_NUMBER: builtins.int
     STEP_US_FIELD_NUMBER: builtins.int
     IDLE_US_FIELD_NUMBER: builtins.int
+    CANDIDATES_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The plan's step."""
     step_us: builtins.int
@@ -400,6 +449,10 @@ class StepResult(google.protobuf.message.Message):
     def scores(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RowScores]:
         """Scores of output and prompt tokens, for the rows that asked."""
 
+    @property
+    def candidates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RowCandidates]:
+        """What may follow the beams that reached their last known token."""
+
     def __init__(
         self,
         *,
@@ -413,10 +466,41 @@ class StepResult(google.protobuf.message.Message):
         scores: collections.abc.Iterable[global___RowScores] | None = ...,
         step_us: builtins.int = ...,
         idle_us: builtins.int = ...,
+        candidates: collections.abc.Iterable[global___RowCandidates] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ends", b"ends", "failures", b"failures", "idle_us", b"idle_us", "num_computed_tokens", b"num_computed_tokens", "num_drafted_tokens", b"num_drafted_tokens", "num_output_tokens", b"num_output_tokens", "scores", b"scores", "step", b"step", "step_us", b"step_us", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["candidates", b"candidates", "ends", b"ends", "failures", b"failures", "idle_us", b"idle_us", "num_computed_tokens", b"num_computed_tokens", "num_drafted_tokens", b"num_drafted_tokens", "num_output_tokens", b"num_output_tokens", "scores", b"scores", "step", b"step", "step_us", b"step_us", "token_ids", b"token_ids"]) -> None: ...
 
 global___StepResult = StepResult
+
+@typing.final
+class RowCandidates(google.protobuf.message.Message):
+    """RowCandidates holds the likeliest next ids of a beam, best first."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: builtins.int
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    LOGPROBS_FIELD_NUMBER: builtins.int
+    row: builtins.int
+    """The row."""
+    @property
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The ids."""
+
+    @property
+    def logprobs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Their log probabilities, after penalties, bias and masks."""
+
+    def __init__(
+        self,
+        *,
+        row: builtins.int = ...,
+        token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        logprobs: collections.abc.Iterable[builtins.float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["logprobs", b"logprobs", "row", b"row", "token_ids", b"token_ids"]) -> None: ...
+
+global___RowCandidates = RowCandidates
 
 @typing.final
 class RowEnd(google.protobuf.message.Message):
