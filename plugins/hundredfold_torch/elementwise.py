@@ -36,24 +36,21 @@ class TorchOperations:
     """See ``hundredfold.plugin.Elementwise``."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """torch's own, which computes in float32."""
-        return F.rms_norm(x, weight.shape, weight, eps).contiguous()
+        """torch's own, over float32."""
+        return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype).contiguous()
 
     def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """The sum, then its norm."""
         return self.rms_norm(residual.add_(x), weight, eps)
 
     def rotate(self, x: Tensor, rotation: Rotation) -> None:
-        """Through complex numbers for pairs, half by half otherwise."""
+        """The first of every pair, and the second."""
         turned = x[..., : rotation.dim]
-        angles = rotation.angles[:, None]
         if rotation.style is RotaryStyle.PAIRS:
-            pairs = turned.float().reshape(*turned.shape[:-1], -1, 2)
-            product = torch.view_as_complex(pairs) * torch.view_as_complex(angles)
-            turned.copy_(torch.view_as_real(product).flatten(-2))
-            return
-        cosine, sine = angles.unbind(-1)
-        left, right = turned.chunk(2, dim=-1)
+            left, right = turned[..., 0::2], turned[..., 1::2]
+        else:
+            left, right = turned.chunk(2, dim=-1)
+        cosine, sine = rotation.angles[:, None].unbind(-1)
         first, second = left.float(), right.float()
         rotated = torch.mul(first, cosine).addcmul_(second, sine, value=-1)
         right.copy_(torch.mul(second, cosine).addcmul_(first, sine))

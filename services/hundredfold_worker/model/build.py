@@ -127,7 +127,7 @@ class Builder:
 
     def _norm(self, name: str) -> Norm:
         size = self.model.description.hidden_size
-        weight = self.reader.vector(f"{name}.weight", size).to(self.device, self.dtype)
+        weight = self.reader.vector(f"{name}.weight", size).to(self.device, torch.float32)
         self.nbytes += weight.nbytes
         return Norm(self.operations, weight, self.model.description.norm_eps)
 

@@ -52,7 +52,7 @@ class ElementwiseSpec:
 
     device: torch.device
     dtype: torch.dtype
-    """Type of activations and of norm weights."""
+    """Type of activations."""
     activations: frozenset[Activation]
     """Every gate's function."""
 
@@ -65,7 +65,10 @@ class Elementwise(Protocol):
     """
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension of ``x`` [..., n]."""
+        """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension of ``x`` [..., n].
+
+        ``weight`` is float32[n] whatever the spec's type: it may be near 1 and matter by its distance to it.
+        """
 
     def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Add ``x`` [T, n] to ``residual`` [T, n] in place; returns the norm of the sum as it was stored."""
