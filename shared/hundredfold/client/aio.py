@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import grpc
@@ -17,6 +17,7 @@ from hundredfold.client.defaults import DEFAULT_ADDRESS, DEFAULT_MAX_MESSAGE_BYT
 from hundredfold.client.errors import typed
 from hundredfold.client.options import ChatMessage, ChatOptions, GenerateOptions
 from hundredfold.client.retry import Attempts, RetryPolicy
+from hundredfold.client.rota import Rota, addresses
 from hundredfold.client.session import Event, GenerateSession
 from hundredfold.rpc.options import channel_options
 from hundredfold.v1 import (
@@ -37,6 +38,17 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
+class _Server:
+    """One server: its channel and its stubs."""
+
+    def __init__(self, address: str, max_message_bytes: int) -> None:
+        self.channel = grpc.aio.insecure_channel(address, options=channel_options(max_message_bytes))
+        # The generated stubs serve both APIs; only their type stubs tell them apart.
+        self.generation: GenerationServiceAsyncStub = generation_pb2_grpc.GenerationServiceStub(self.channel)  # type: ignore[assignment]
+        self.tokenizer: TokenizerServiceAsyncStub = tokenizer_pb2_grpc.TokenizerServiceStub(self.channel)  # type: ignore[assignment]
+        self.control: ControlServiceAsyncStub = control_pb2_grpc.ControlServiceStub(self.channel)  # type: ignore[assignment]
+
+
 class AsyncGenerateStream(AsyncIterable[Event]):
     """The events of one request, to be read once, by one task.
 
@@ -45,11 +57,11 @@ class AsyncGenerateStream(AsyncIterable[Event]):
 
     def __init__(
         self,
-        generate: grpc.aio.UnaryStreamMultiCallable[pb.GenerateRequest, pb.GenerateResponse],
+        rota: Rota[_Server],
         session: GenerateSession,
     ) -> None:
         self._session = session
-        self._events = _events(generate, session)
+        self._events = _events(rota, session)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         try:
@@ -113,20 +125,14 @@ class AsyncClient:
         """Nothing is sent before the first call.
 
         Args:
-            address: HOST:PORT, unix:/PATH or a gRPC name.
+            address: HOST:PORT, unix:/PATH or a gRPC name; several, separated by commas, take turns.
             retry: How long to keep trying.
             max_message_bytes: Largest message to send or receive.
         """
         asyncio.get_running_loop()  # grpc would quietly bind to a loop that never runs
         self.address = address
         self._retry = retry
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options(max_message_bytes))
-        # The generated stubs serve both APIs; only their type stubs tell them apart.
-        self._generation: GenerationServiceAsyncStub = generation_pb2_grpc.GenerationServiceStub(
-            self._channel
-        )  # type: ignore[assignment]
-        self._tokenizer: TokenizerServiceAsyncStub = tokenizer_pb2_grpc.TokenizerServiceStub(self._channel)  # type: ignore[assignment]
-        self._control: ControlServiceAsyncStub = control_pb2_grpc.ControlServiceStub(self._channel)  # type: ignore[assignment]
+        self._rota = Rota([_Server(one, max_message_bytes) for one in addresses(address)])
 
     async def __aenter__(self) -> Self:
         return self
@@ -135,8 +141,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; running calls end."""
-        await self._channel.close()
+        """Close the connections; running calls end."""
+        await asyncio.gather(*(server.channel.close() for server in self._rota.servers))
 
     def generate(
         self,
@@ -156,9 +162,7 @@ class AsyncClient:
             TypeError, ValueError: The arguments do not fit the contract's fields.
         """
         request = requests.generate_request(text, chat, token_ids, options)
-        return AsyncGenerateStream(
-            self._generation.Generate, GenerateSession(request, Attempts(self._retry, timeout))
-        )
+        return AsyncGenerateStream(self._rota, GenerateSession(request, Attempts(self._retry, timeout)))
 
     async def generate_once(
         self,
@@ -171,11 +175,15 @@ class AsyncClient:
     ) -> Answer:
         """The whole answer in one message; arguments as for ``generate``."""
         request = pb.GenerateOnceRequest(request=requests.generate_request(text, chat, token_ids, options))
-        return answer_from_once(await self._unary(self._generation.GenerateOnce, request, timeout))
+        return answer_from_once(
+            await self._unary(lambda server: server.generation.GenerateOnce, request, timeout)
+        )
 
     async def abort(self, request_id: str, *, timeout: float | None = None) -> None:
         """End a running request; its stream raises ``Cancelled``."""
-        await self._unary(self._generation.Abort, pb.AbortRequest(request_id=request_id), timeout)
+        await self._unary(
+            lambda server: server.generation.Abort, pb.AbortRequest(request_id=request_id), timeout
+        )
 
     async def encode(
         self,
@@ -188,7 +196,7 @@ class AsyncClient:
     ) -> list[int]:
         """The token ids of a text."""
         request = requests.encode_request(text, add_special_tokens, parse_special, model)
-        return list((await self._unary(self._tokenizer.Encode, request, timeout)).token_ids)
+        return list((await self._unary(lambda server: server.tokenizer.Encode, request, timeout)).token_ids)
 
     async def decode(
         self,
@@ -200,7 +208,7 @@ class AsyncClient:
     ) -> str:
         """The text of token ids."""
         request = requests.decode_request(token_ids, skip_special_tokens, model)
-        return (await self._unary(self._tokenizer.Decode, request, timeout)).text
+        return (await self._unary(lambda server: server.tokenizer.Decode, request, timeout)).text
 
     async def render_chat(
         self,
@@ -212,7 +220,7 @@ class AsyncClient:
     ) -> tokenizer_pb2.RenderChatResponse:
         """The prompt that a conversation becomes, as text and as ids."""
         request = requests.render_request(chat, model, options)
-        return await self._unary(self._tokenizer.RenderChat, request, timeout)
+        return await self._unary(lambda server: server.tokenizer.RenderChat, request, timeout)
 
     async def count_tokens(
         self,
@@ -226,42 +234,46 @@ class AsyncClient:
     ) -> int:
         """The length of a prompt in tokens, as ``generate`` would see it."""
         request = requests.count_request(text, chat, add_special_tokens, model, options)
-        return (await self._unary(self._tokenizer.CountTokens, request, timeout)).count
+        return (await self._unary(lambda server: server.tokenizer.CountTokens, request, timeout)).count
 
     async def info(self, *, timeout: float | None = None) -> list[control_pb2.ServiceInfo]:
         """What runs and why: the service asked first, then those behind it."""
         request = control_pb2.GetServerInfoRequest()
-        return list((await self._unary(self._control.GetServerInfo, request, timeout)).services)
+        return list(
+            (await self._unary(lambda server: server.control.GetServerInfo, request, timeout)).services
+        )
 
     async def load(self, *, timeout: float | None = None) -> control_pb2.GetLoadResponse:
         """How busy the service is."""
-        return await self._unary(self._control.GetLoad, control_pb2.GetLoadRequest(), timeout)
+        return await self._unary(lambda server: server.control.GetLoad, control_pb2.GetLoadRequest(), timeout)
 
     async def drain(self, grace_s: float | None = None, *, timeout: float | None = None) -> int:
         """Have the service finish what runs and stop; returns how many requests still run."""
-        return (await self._unary(self._control.Drain, requests.drain_request(grace_s), timeout)).running
+        return (
+            await self._unary(lambda server: server.control.Drain, requests.drain_request(grace_s), timeout)
+        ).running
 
     async def _unary(
         self,
-        method: grpc.aio.UnaryUnaryMultiCallable[Request, Response],
+        method: Callable[[_Server], grpc.aio.UnaryUnaryMultiCallable[Request, Response]],
         request: Request,
         timeout: float | None,
     ) -> Response:
         attempts = Attempts(self._retry, timeout)
         while True:
+            server = self._rota.pick()
             try:
-                return await method(request, timeout=attempts.remaining())
+                return await method(server)(request, timeout=attempts.remaining())
             except grpc.RpcError as error:
                 delay = attempts.delay_after(typed(error), resuming=False)
+            self._rota.away(server)
             await asyncio.sleep(delay)
 
 
-async def _events(
-    generate: grpc.aio.UnaryStreamMultiCallable[pb.GenerateRequest, pb.GenerateResponse],
-    session: GenerateSession,
-) -> AsyncGenerator[Event, None]:
+async def _events(rota: Rota[_Server], session: GenerateSession) -> AsyncGenerator[Event, None]:
     while True:
-        call: Any = generate(session.next_request(), timeout=session.remaining())
+        server = rota.pick()
+        call: Any = server.generation.Generate(session.next_request(), timeout=session.remaining())
         try:
             async for response in call:
                 event = session.accept(response)
@@ -276,4 +288,5 @@ async def _events(
             delay = session.failed(error)
         finally:
             call.cancel()
+        rota.away(server)
         await asyncio.sleep(delay)

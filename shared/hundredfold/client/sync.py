@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -14,6 +14,7 @@ from hundredfold.client.defaults import DEFAULT_ADDRESS, DEFAULT_MAX_MESSAGE_BYT
 from hundredfold.client.errors import typed
 from hundredfold.client.options import ChatMessage, ChatOptions, GenerateOptions
 from hundredfold.client.retry import Attempts, RetryPolicy
+from hundredfold.client.rota import Rota, addresses
 from hundredfold.client.session import Event, GenerateSession
 from hundredfold.rpc.options import channel_options
 from hundredfold.v1 import (
@@ -29,6 +30,16 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
+class _Server:
+    """One server: its channel and its stubs."""
+
+    def __init__(self, address: str, max_message_bytes: int) -> None:
+        self.channel = grpc.insecure_channel(address, options=channel_options(max_message_bytes))
+        self.generation = generation_pb2_grpc.GenerationServiceStub(self.channel)
+        self.tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(self.channel)
+        self.control = control_pb2_grpc.ControlServiceStub(self.channel)
+
+
 class GenerateStream(Iterable[Event]):
     """The events of one request, to be read once, by one thread.
 
@@ -37,11 +48,11 @@ class GenerateStream(Iterable[Event]):
 
     def __init__(
         self,
-        generate: grpc.UnaryStreamMultiCallable[pb.GenerateRequest, pb.GenerateResponse],
+        rota: Rota[_Server],
         session: GenerateSession,
     ) -> None:
         self._session = session
-        self._events = _events(generate, session)
+        self._events = _events(rota, session)
 
     def __iter__(self) -> Iterator[Event]:
         try:
@@ -104,16 +115,13 @@ class Client:
         """Nothing is sent before the first call.
 
         Args:
-            address: HOST:PORT, unix:/PATH or a gRPC name.
+            address: HOST:PORT, unix:/PATH or a gRPC name; several, separated by commas, take turns.
             retry: How long to keep trying.
             max_message_bytes: Largest message to send or receive.
         """
         self.address = address
         self._retry = retry
-        self._channel = grpc.insecure_channel(address, options=channel_options(max_message_bytes))
-        self._generation = generation_pb2_grpc.GenerationServiceStub(self._channel)
-        self._tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(self._channel)
-        self._control = control_pb2_grpc.ControlServiceStub(self._channel)
+        self._rota = Rota([_Server(one, max_message_bytes) for one in addresses(address)])
 
     def __enter__(self) -> Self:
         return self
@@ -122,8 +130,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; running calls end."""
-        self._channel.close()
+        """Close the connections; running calls end."""
+        for server in self._rota.servers:
+            server.channel.close()
 
     def generate(
         self,
@@ -143,9 +152,7 @@ class Client:
             TypeError, ValueError: The arguments do not fit the contract's fields.
         """
         request = requests.generate_request(text, chat, token_ids, options)
-        return GenerateStream(
-            self._generation.Generate, GenerateSession(request, Attempts(self._retry, timeout))
-        )
+        return GenerateStream(self._rota, GenerateSession(request, Attempts(self._retry, timeout)))
 
     def generate_once(
         self,
@@ -158,11 +165,11 @@ class Client:
     ) -> Answer:
         """The whole answer in one message; arguments as for ``generate``."""
         request = pb.GenerateOnceRequest(request=requests.generate_request(text, chat, token_ids, options))
-        return answer_from_once(self._unary(self._generation.GenerateOnce, request, timeout))
+        return answer_from_once(self._unary(lambda server: server.generation.GenerateOnce, request, timeout))
 
     def abort(self, request_id: str, *, timeout: float | None = None) -> None:
         """End a running request; its stream raises ``Cancelled``."""
-        self._unary(self._generation.Abort, pb.AbortRequest(request_id=request_id), timeout)
+        self._unary(lambda server: server.generation.Abort, pb.AbortRequest(request_id=request_id), timeout)
 
     def encode(
         self,
@@ -175,7 +182,7 @@ class Client:
     ) -> list[int]:
         """The token ids of a text."""
         request = requests.encode_request(text, add_special_tokens, parse_special, model)
-        return list(self._unary(self._tokenizer.Encode, request, timeout).token_ids)
+        return list(self._unary(lambda server: server.tokenizer.Encode, request, timeout).token_ids)
 
     def decode(
         self,
@@ -187,7 +194,7 @@ class Client:
     ) -> str:
         """The text of token ids."""
         request = requests.decode_request(token_ids, skip_special_tokens, model)
-        return self._unary(self._tokenizer.Decode, request, timeout).text
+        return self._unary(lambda server: server.tokenizer.Decode, request, timeout).text
 
     def render_chat(
         self,
@@ -199,7 +206,7 @@ class Client:
     ) -> tokenizer_pb2.RenderChatResponse:
         """The prompt that a conversation becomes, as text and as ids."""
         request = requests.render_request(chat, model, options)
-        return self._unary(self._tokenizer.RenderChat, request, timeout)
+        return self._unary(lambda server: server.tokenizer.RenderChat, request, timeout)
 
     def count_tokens(
         self,
@@ -213,38 +220,44 @@ class Client:
     ) -> int:
         """The length of a prompt in tokens, as ``generate`` would see it."""
         request = requests.count_request(text, chat, add_special_tokens, model, options)
-        return self._unary(self._tokenizer.CountTokens, request, timeout).count
+        return self._unary(lambda server: server.tokenizer.CountTokens, request, timeout).count
 
     def info(self, *, timeout: float | None = None) -> list[control_pb2.ServiceInfo]:
         """What runs and why: the service asked first, then those behind it."""
         request = control_pb2.GetServerInfoRequest()
-        return list(self._unary(self._control.GetServerInfo, request, timeout).services)
+        return list(self._unary(lambda server: server.control.GetServerInfo, request, timeout).services)
 
     def load(self, *, timeout: float | None = None) -> control_pb2.GetLoadResponse:
         """How busy the service is."""
-        return self._unary(self._control.GetLoad, control_pb2.GetLoadRequest(), timeout)
+        return self._unary(lambda server: server.control.GetLoad, control_pb2.GetLoadRequest(), timeout)
 
     def drain(self, grace_s: float | None = None, *, timeout: float | None = None) -> int:
         """Have the service finish what runs and stop; returns how many requests still run."""
-        return self._unary(self._control.Drain, requests.drain_request(grace_s), timeout).running
+        return self._unary(
+            lambda server: server.control.Drain, requests.drain_request(grace_s), timeout
+        ).running
 
     def _unary(
-        self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request, timeout: float | None
+        self,
+        method: Callable[[_Server], grpc.UnaryUnaryMultiCallable[Request, Response]],
+        request: Request,
+        timeout: float | None,
     ) -> Response:
         attempts = Attempts(self._retry, timeout)
         while True:
+            server = self._rota.pick()
             try:
-                return method(request, timeout=attempts.remaining())
+                return method(server)(request, timeout=attempts.remaining())
             except grpc.RpcError as error:
                 delay = attempts.delay_after(typed(error), resuming=False)
+            self._rota.away(server)
             time.sleep(delay)
 
 
-def _events(
-    generate: grpc.UnaryStreamMultiCallable[pb.GenerateRequest, pb.GenerateResponse], session: GenerateSession
-) -> Generator[Event, None, None]:
+def _events(rota: Rota[_Server], session: GenerateSession) -> Generator[Event, None, None]:
     while True:
-        call: Any = generate(session.next_request(), timeout=session.remaining())
+        server = rota.pick()
+        call: Any = server.generation.Generate(session.next_request(), timeout=session.remaining())
         try:
             for response in call:
                 event = session.accept(response)
@@ -259,4 +272,5 @@ def _events(
             delay = session.failed(error)
         finally:
             call.cancel()
+        rota.away(server)
         time.sleep(delay)
