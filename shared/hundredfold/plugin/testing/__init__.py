@@ -12,6 +12,7 @@ from hundredfold.plugin.testing.report import NonConformance, Report, check_plug
 
 if TYPE_CHECKING:
     from hundredfold.plugin.testing.attention import check_attention
+    from hundredfold.plugin.testing.elementwise import check_elementwise
     from hundredfold.plugin.testing.kernels import check_kernel
     from hundredfold.plugin.testing.kv_cache import check_kv_cache
     from hundredfold.plugin.testing.quantization import MemoryTensors, check_quantization, check_weight
@@ -23,6 +24,7 @@ __all__ = [
     "NonConformance",
     "Report",
     "check_attention",
+    "check_elementwise",
     "check_kernel",
     "check_kv_cache",
     "check_plugin",
@@ -37,6 +39,7 @@ __all__ = [
 _HOMES = {
     "MemoryTensors": "quantization",
     "check_attention": "attention",
+    "check_elementwise": "elementwise",
     "check_kernel": "kernels",
     "check_kv_cache": "kv_cache",
     "check_quantization": "quantization",

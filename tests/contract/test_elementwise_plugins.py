@@ -1,0 +1,89 @@
+"""Elementwise plugins against the suite, and the suite against wrong ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from hundredfold.plugin import API_VERSION, Activation, Elementwise, ElementwiseSpec, Reasons, Rotation
+from hundredfold.plugin.registry import Registry
+from hundredfold.plugin.testing import NonConformance, check_elementwise
+
+INSTALLED = Registry("hundredfold.elementwise")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", INSTALLED.names())
+def test_installed(name: str) -> None:
+    assert check_elementwise(INSTALLED.get(name)).accepted == ["float32", "bfloat16"]
+
+
+class Wrong:
+    """The reference with one mistake."""
+
+    name = "wrong"
+    api_version = API_VERSION
+    priority = 0
+
+    def __init__(self, mistake: str) -> None:
+        self.mistake = mistake
+        self.right: Elementwise
+
+    def refuses(self, spec: ElementwiseSpec) -> Reasons:
+        return []
+
+    def bind(self, spec: ElementwiseSpec) -> Elementwise:
+        self.right = INSTALLED.get("torch").bind(spec)
+        return self
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if self.mistake == "norms in its own type":
+            return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.to(x.dtype)
+        if self.mistake == "forgets eps":
+            eps = 0
+        if self.mistake == "scales by the batch":
+            x = x - x.mean(0) * 1e-3
+        return self.right.rms_norm(x, weight, eps)
+
+    def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if self.mistake == "leaves the residual":
+            residual = residual.clone()
+        return self.right.add_rms_norm(residual, x, weight, eps)
+
+    def rotate(self, x: Tensor, rotation: Rotation) -> None:
+        angles = rotation.angles
+        if self.mistake == "turns backwards":
+            angles = torch.stack((angles[..., 0], -angles[..., 1]), -1)
+        self.right.rotate(x, Rotation(rotation.dim, rotation.style, angles))
+        if self.mistake == "rotates all columns":
+            x[..., rotation.dim :] += 1
+
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        if self.mistake == "takes one gelu for the other" and activation is Activation.GELU:
+            activation = Activation.GELU_TANH
+        if self.mistake == "swaps the halves":
+            gate_up = torch.cat(gate_up.chunk(2, dim=-1)[::-1], dim=-1)
+        return self.right.gated(gate_up, activation)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("forgets eps", r"rms_norm .*relative error"),
+        ("norms in its own type", r"bfloat16, .*rms_norm"),
+        ("scales by the batch", "alone has other bits"),
+        ("leaves the residual", "the residual is not the sum"),
+        ("turns backwards", r"rotate .*relative error"),
+        ("rotates all columns", r"rotate 16 of 24 columns"),
+        ("takes one gelu for the other", r"gated gelu .*relative error"),
+        ("swaps the halves", r"gated silu .*relative error"),
+    ],
+)
+def test_a_wrong_plugin_is_caught(mistake: str, said: str) -> None:
+    with pytest.raises(NonConformance, match=said):
+        check_elementwise(Wrong(mistake))
