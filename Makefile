@@ -75,6 +75,10 @@ format: $(VENV)/.installed-test ## rewrite Python and protos in the house's form
 	$(BIN)/ruff format $(PYTHON_CODE)
 	$(BIN)/buf format --write proto
 
+.PHONY: native
+native: | $(BIN)/python ## compile the kernels anew into an installed .venv, without asking pip for anything else
+	$(BIN)/python $(INSTALL) --no-deps -e .
+
 .PHONY: proto
 proto: $(PROTO_STAMP) ## regenerate the stubs from proto/
 	PATH="$(CURDIR)/$(PROTO_VENV)/bin:$$PATH" python -m grpc_tools.protoc -I proto \
@@ -107,13 +111,15 @@ $(BIN)/python:
 	  || { echo "hundredfold needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# Stamps: pip runs only when what it would install has changed.
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+# Stamps: pip runs only when what it would install has changed. Python files are used where they lie, C++ is compiled.
+NATIVE := $(wildcard plugins/hundredfold_cpu/native/*)
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	@echo "installing hundredfold into $(VENV), once"
 	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[all]'
 	@touch $@
 
-$(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed-test: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	@echo "installing hundredfold and its test tools into $(VENV), once"
 	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[all,test]'
 	@touch $(VENV)/.installed $@

@@ -34,7 +34,7 @@ def test_room_has_a_readme_of_one_screen(room: str):
 
 def test_every_package_is_in_the_wheel():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    listed = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    listed = project["tool"]["scikit-build"]["wheel"]["packages"]
     found = [
         "shared/hundredfold",
         *(f"{room}/{p}" for room in ("services", "plugins") for p in packages(room)),

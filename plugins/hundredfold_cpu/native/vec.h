@@ -1,0 +1,115 @@
+// Sixteen floats, the vector that all kernels are written in: two AVX2 registers, one of AVX-512, a plain array.
+//
+// Every operation rounds the same way on every instruction set.
+#pragma once
+
+#include "isa.h"
+
+#if HF_ISA_NUMBER == HF_PORTABLE
+#include <cmath>
+#include <cstring>
+#else
+#include <immintrin.h>
+#endif
+
+namespace HF_ISA {
+
+constexpr int LANES = 16;
+
+#if HF_ISA_NUMBER == HF_AVX512
+
+struct Vec {
+  __m512 v;
+};
+
+static inline Vec zero() { return {_mm512_setzero_ps()}; }
+static inline Vec broadcast(float a) { return {_mm512_set1_ps(a)}; }
+static inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+static inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+static inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+static inline Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+static inline Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+// a * b + c, rounded once
+static inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+static inline Vec load_half(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+
+#elif HF_ISA_NUMBER == HF_AVX2
+
+struct Vec {
+  __m256 a, b;
+};
+
+static inline Vec zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+static inline Vec broadcast(float x) {
+  const __m256 v = _mm256_set1_ps(x);
+  return {v, v};
+}
+static inline Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline void store(float* p, Vec x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
+static inline Vec add(Vec x, Vec y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+static inline Vec sub(Vec x, Vec y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+static inline Vec mul(Vec x, Vec y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+// x * y + z, rounded once
+static inline Vec fma(Vec x, Vec y, Vec z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+static inline Vec load_half(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+
+#else
+
+struct Vec {
+  float v[LANES];
+};
+
+template <class F>
+static inline Vec each(F f) {
+  Vec r;
+  for (int i = 0; i < LANES; ++i) r.v[i] = f(i);
+  return r;
+}
+
+static inline Vec zero() { return each([](int) { return 0.0f; }); }
+static inline Vec broadcast(float a) { return each([=](int) { return a; }); }
+static inline Vec load(const float* p) { return each([=](int i) { return p[i]; }); }
+static inline void store(float* p, const Vec& a) {
+  for (int i = 0; i < LANES; ++i) p[i] = a.v[i];
+}
+static inline Vec add(const Vec& a, const Vec& b) { return each([&](int i) { return a.v[i] + b.v[i]; }); }
+static inline Vec sub(const Vec& a, const Vec& b) { return each([&](int i) { return a.v[i] - b.v[i]; }); }
+static inline Vec mul(const Vec& a, const Vec& b) { return each([&](int i) { return a.v[i] * b.v[i]; }); }
+// a * b + c, rounded once
+static inline Vec fma(const Vec& a, const Vec& b, const Vec& c) {
+  return each([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+}
+// IEEE half to float by its bits; exact, subnormal numbers, infinities and NaN included.
+static inline float half_to_float(uint16_t h) {
+  const uint32_t sign = uint32_t(h & 0x8000u) << 16, rest = h & 0x7fffu;
+  uint32_t bits;
+  if (rest >= 0x7c00u) {
+    bits = 0x7f800000u | (rest & 0x3ffu) << 13;
+  } else {
+    // 2^112 moves the exponent; the product is exact and turns subnormal halves into normal floats
+    bits = rest << 13;
+    float scaled;
+    std::memcpy(&scaled, &bits, 4);
+    scaled *= 0x1p112f;
+    std::memcpy(&bits, &scaled, 4);
+  }
+  bits |= sign;
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+static inline Vec load_half(const uint16_t* p) { return each([=](int i) { return half_to_float(p[i]); }); }
+
+#endif
+
+}  // namespace HF_ISA
