@@ -47,15 +47,24 @@ class ServiceHost:
 
     Rooms add their servicers to ``server``, then await ``run``; other methods may be called from any thread.
     With ``install_signals=False`` it runs on any thread, and the main thread's handlers call ``on_signal``.
+    ``listen`` is for rooms whose ``settings.listen`` is another protocol's.
     """
 
     def __init__(
-        self, name: str, settings: ServiceSettings, control: ControlSource, *, install_signals: bool = True
+        self,
+        name: str,
+        settings: ServiceSettings,
+        control: ControlSource,
+        *,
+        install_signals: bool = True,
+        listen: tuple[str, ...] | None = None,
+        metrics: ServiceMetrics | None = None,
     ) -> None:
         self.name = name
         self.settings = settings
         self.server = Registrar()
-        self.metrics = ServiceMetrics(name, settings)
+        self.metrics = metrics or ServiceMetrics(name, settings)
+        self._listen = settings.listen if listen is None else listen
         self.drained = asyncio.Event()
         """Set, on the host's loop, when nothing runs any more and before the server stops."""
         self.addresses: tuple[str, ...] = ()
@@ -169,7 +178,7 @@ class ServiceHost:
         health_pb2_grpc.add_HealthServicer_to_server(board.servicer, server)
         watch = asyncio.create_task(self._watch(board))
         try:
-            for address in self.settings.listen:
+            for address in self._listen:
                 self.addresses = (*self.addresses, listen(server, address))
             await board.publish(ready=self._ready and not self._stop_asked, alive=True)
             if self._stop_asked:
@@ -227,7 +236,7 @@ class ServiceHost:
         except TimeoutError:
             # A handler that swallows its cancellation must not keep the process alive.
             log.error("calls did not end when cancelled", service=self.name, calls=self._book.active)
-        for address in self.settings.listen:
+        for address in self._listen:
             parsed = parse(address)
             if isinstance(parsed, UnixAddress) and address in self.addresses:
                 parsed.path.unlink(missing_ok=True)

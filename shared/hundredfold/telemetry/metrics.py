@@ -55,9 +55,10 @@ class ServiceMetrics:
     ``reason`` and the like come from fixed sets in the code: no request id, prompt or key becomes a label.
     """
 
-    def __init__(self, service: str, settings: ServiceSettings) -> None:
-        self._scrape: Scrape | None = None
-        if settings.metrics_port is not None:
+    def __init__(self, service: str, settings: ServiceSettings, scrape: Scrape | None = None) -> None:
+        """``scrape`` is given by a room that answers scrapes itself."""
+        self._scrape = scrape
+        if scrape is None and settings.metrics_port is not None:
             # Imported here: a client, and a service without the port, have no use for the SDK.
             from hundredfold.telemetry.prometheus import open_scrape
 
@@ -146,7 +147,7 @@ class ServiceMetrics:
     @contextlib.contextmanager
     def serve(self) -> Iterator[None]:
         """Answer scrapes meanwhile. Raises ``StartError`` when the port cannot be had."""
-        if self._scrape is None:
+        if self._scrape is None or self._scrape.port is None:
             yield
             return
         with self._scrape.serve():

@@ -11,7 +11,7 @@ from opentelemetry.metrics import Meter
 from opentelemetry.sdk.metrics import Histogram, MeterProvider
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
 from hundredfold.config.address import TcpAddress, parse
 from hundredfold.errors import StartError
@@ -29,12 +29,14 @@ class Scrape:
 
     meter: Meter
     host: str
-    port: int
+    port: int | None
     registry: CollectorRegistry
 
     @contextlib.contextmanager
     def serve(self) -> Iterator[None]:
         """Answer ``GET /metrics`` meanwhile. Raises ``StartError`` when the port cannot be had."""
+        if self.port is None:
+            raise ValueError("this scrape has no port")
         try:
             server, thread = start_http_server(self.port, self.host, registry=self.registry)
         except OSError as error:
@@ -47,9 +49,13 @@ class Scrape:
             server.server_close()
             thread.join()
 
+    def text(self) -> bytes:
+        """All metrics as they are now, in Prometheus' text format: ``CONTENT_TYPE_LATEST``."""
+        return generate_latest(self.registry)
 
-def open_scrape(service: str, listen: tuple[str, ...], port: int) -> Scrape:
-    """Metrics of ``service`` on ``port`` of the host that its first TCP address names."""
+
+def open_scrape(service: str, listen: tuple[str, ...], port: int | None) -> Scrape:
+    """Metrics of ``service``, on ``port`` of the host that its first TCP address names, if on any."""
     registry = CollectorRegistry()
     reader = PrometheusMetricReader(registry=registry)
     edges = View(
