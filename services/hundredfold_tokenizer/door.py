@@ -107,7 +107,7 @@ class Door:
                 ticket = held.enter_context(self.registry.enter(envelope.request_id))
                 request = await self._prepare(message, envelope, await self._attachment.model_limits())
                 ticket.check()
-                outbox = Outbox(self.budget, pacer, request.sampling.logprobs)
+                outbox = Outbox(self.budget, pacer, request.sampling.logprobs, request.sampling.n)
                 held.callback(outbox.leave)
                 running = RunningRequest(
                     self._attachment.draw_id(),

@@ -54,22 +54,26 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise invalid("request.resume", "set", "is for streams only")
         async with self._door.open(request.request, _caller(context), None) as running:
             reply = pb.GenerateOnceResponse(started=self._door.started(running))
-            choice = reply.choices.add()
-            texts: list[str] = []
+            texts: list[list[str]] = []
+            for index in range(running.request.sampling.n):
+                reply.choices.add().content.index = index
+                texts.append([])
             writer = self._writer(running)
             while (item := await running.outbox.read()) is not None:
                 await asyncio.sleep(0)  # the whole answer is there by now, and nothing else here would wait
                 event = await _event(item, running, writer)
                 match event.WhichOneof("event"):
                     case "delta":
-                        texts.append(event.delta.text)
+                        texts[event.delta.index].append(event.delta.text)
                         event.delta.ClearField("text")
-                        choice.content.MergeFrom(event.delta)
+                        reply.choices[event.delta.index].content.MergeFrom(event.delta)
                     case "prompt_logprobs":
                         reply.prompt_logprobs.CopyFrom(event.prompt_logprobs)
                     case "finished":
-                        choice.finished.CopyFrom(event.finished)
-            choice.content.text = "".join(texts)
+                        reply.choices[event.finished.index].finished.CopyFrom(event.finished)
+            for choice, pieces in zip(reply.choices, texts, strict=True):
+                choice.content.text = "".join(pieces)
+            reply.usage.CopyFrom(running.usage)
         size = reply.ByteSize()
         if size > self._max_message_bytes:
             raise RequestError(

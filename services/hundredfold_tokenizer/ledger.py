@@ -15,6 +15,7 @@ from hundredfold.telemetry import (
     names,
     start_request_span,
 )
+from hundredfold.v1 import generation_pb2 as pb
 from hundredfold_tokenizer.requests.running import RunningRequest
 from hundredfold_tokenizer.validation.request import GenerationRequest
 
@@ -105,9 +106,9 @@ class Ledger:
                 duration_s=now - running.arrived,
                 prompt_tokens=len(running.request.prompt),
                 output_tokens=running.num_tokens,
-                cached_tokens=finished.usage.cached_tokens if finished is not None else 0,
+                cached_tokens=running.usage.cached_tokens,
                 time_to_first_token_s=None if first is None else first - running.arrived,
-                queue_s=finished.timings.queue.ToMicroseconds() / 1e6 if finished is not None else None,
+                queue_s=finished[0].timings.queue.ToMicroseconds() / 1e6 if finished else None,
                 error_type=None if error is None else error.code.name,
             )
         )
@@ -115,12 +116,13 @@ class Ledger:
     def _end_span(self, running: RunningRequest, error_type: str | None) -> None:
         finished = running.finished
         running.span.set({names.USAGE_OUTPUT_TOKENS: running.num_tokens})
-        if finished is not None:
-            reason = "stop" if finished.reason == 1 else "length"
+        if finished:
             running.span.set(
                 {
-                    names.RESPONSE_FINISH_REASONS: (reason,),
-                    names.USAGE_CACHED_TOKENS: finished.usage.cached_tokens,
+                    names.RESPONSE_FINISH_REASONS: tuple(
+                        "stop" if end.reason == pb.FINISH_REASON_STOP else "length" for end in finished
+                    ),
+                    names.USAGE_CACHED_TOKENS: running.usage.cached_tokens,
                 }
             )
         running.span.end(error_type)

@@ -13,7 +13,7 @@ MAX_BAD_WORD_BYTES = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
-"""Choices that any request could ask for: above it the value is wrong, below it a feature may be missing."""
+MAX_BEAM_WIDTH = 8
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_NAME_BYTES = 256
@@ -57,4 +57,5 @@ RANGES = {
 """Sampling fields that are fractions."""
 
 BIAS = Range(-100, 100)
+LENGTH_PENALTY = Range(-10, 10)
 UINT32 = Range(0, 2**32 - 1)

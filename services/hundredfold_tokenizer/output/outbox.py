@@ -63,18 +63,26 @@ class Outbox:
         budget: Bound on the unread output of all requests.
         pacer: Says when the reader is to be woken; None wakes it only for the last item.
         width: Rivals per score, to size the pieces.
+        choices: Choices that share it; each is a stream of messages of its own.
     """
 
     __slots__ = (
-        "_budget", "_closed", "_error", "_items", "_pacer", "_piece_tokens", "_waiter",
-        "due", "last_read", "num_bytes", "scheduled",
+        "_budget", "_choices", "_closed", "_due_items", "_error", "_items", "_open", "_pacer",
+        "_piece_tokens", "_waiter", "due", "last_read", "num_bytes", "scheduled",
     )  # fmt: skip
 
-    def __init__(self, budget: UnreadBudget, pacer: Pacer | None, width: int | None) -> None:
+    def __init__(
+        self, budget: UnreadBudget, pacer: Pacer | None, width: int | None, choices: int = 1
+    ) -> None:
         self._budget = budget
         self._pacer = pacer
         self._piece_tokens = PIECE_TOKENS if width is None else max(16, PIECE_TOKENS // (width + 1))
         self._items: deque[Item] = deque()
+        self._open: dict[int, Piece] = {}
+        """The piece of each choice that may still grow; all are among the items."""
+        self._due_items = 0
+        """Items that the reader may take now without a rest between them."""
+        self._choices = choices
         self._waiter: asyncio.Future[None] | None = None
         self._error: RequestError | None = None
         self._closed = False
@@ -83,18 +91,14 @@ class Outbox:
         self.due = 0.0
         self.scheduled = False
         if pacer is not None:
-            pacer.streams += 1
+            pacer.streams += choices
 
     def put_tokens(
         self, index: int, text: str, token_ids: Sequence[int], scores: Sequence[TokenScore]
     ) -> None:
         """Tokens of a choice, with one score each or none at all."""
-        last = self._items[-1] if self._items else None
-        if (
-            isinstance(last, Piece)
-            and last.index == index
-            and len(last.token_ids) + len(token_ids) <= self._piece_tokens
-        ):
+        last = self._open.get(index)
+        if last is not None and len(last.token_ids) + len(token_ids) <= self._piece_tokens:
             self._extend(last, text, token_ids, scores)  # the usual case, once per stream and step
         else:
             self._split(index, text, token_ids, scores)
@@ -106,6 +110,8 @@ class Outbox:
         self._items.append(item)
         if isinstance(item, PromptScores):
             self._grow(item.num_bytes)
+        else:
+            self._open.pop(item.index, None)
         if self._pacer is not None:
             self.wake()
 
@@ -124,6 +130,8 @@ class Outbox:
     def drop(self) -> None:
         """Forget what is unread."""
         self._items.clear()
+        self._open.clear()
+        self._due_items = 0
         self._budget.change(-self.num_bytes)
         self.num_bytes = 0
 
@@ -133,7 +141,7 @@ class Outbox:
         self.drop()
         self._budget.leave(self)
         if self._pacer is not None:
-            self._pacer.streams -= 1
+            self._pacer.streams -= self._choices
 
     async def read(self) -> Item | None:
         """The next item, or None at the end.
@@ -151,6 +159,9 @@ class Outbox:
         if not self._items:
             return None
         item = self._items.popleft()
+        self._due_items = max(0, self._due_items - 1)
+        if isinstance(item, Piece) and self._open.get(item.index) is item:
+            del self._open[item.index]
         if self._pacer is not None:
             self.last_read = self._pacer.now()
         size = 0 if isinstance(item, pb.Finished) else item.num_bytes
@@ -174,8 +185,13 @@ class Outbox:
             return True
         if not self._items or self._pacer is None:
             return False
-        # Behind the first item lies another: the reader is behind, and a whole piece need not wait.
-        return len(self._items) > 1 or not isinstance(self._items[0], Piece) or self._pacer.is_due(self)
+        if self._due_items:
+            return True
+        # An item that nothing is added to need not wait: the reader is behind.
+        if len(self._items) > len(self._open) or self._pacer.is_due(self):
+            self._due_items = len(self._items)
+            return True
+        return False
 
     def _split(self, index: int, text: str, token_ids: Sequence[int], scores: Sequence[TokenScore]) -> None:
         """Spread tokens over as many pieces as they need; their text goes with the last.
@@ -205,10 +221,10 @@ class Outbox:
         self._grow(size)
 
     def _open_piece(self, index: int) -> Piece:
-        last = self._items[-1] if self._items else None
-        if isinstance(last, Piece) and last.index == index and len(last.token_ids) < self._piece_tokens:
+        last = self._open.get(index)
+        if last is not None and len(last.token_ids) < self._piece_tokens:
             return last
-        piece = Piece(index)
+        piece = self._open[index] = Piece(index)
         self._items.append(piece)
         self._grow(piece.num_bytes)
         return piece

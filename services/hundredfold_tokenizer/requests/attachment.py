@@ -17,6 +17,7 @@ import grpc.aio
 from hundredfold.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 from hundredfold.rpc import RequestError
 from hundredfold.telemetry import get_logger
+from hundredfold_tokenizer.requests.choice import RunningChoice
 from hundredfold_tokenizer.requests.demux import BadMessage, deliver
 from hundredfold_tokenizer.requests.running import RunningRequest
 from hundredfold_tokenizer.validation.request import ModelLimits
@@ -153,7 +154,7 @@ class Attachment:
 
     def release(self, request: RunningRequest) -> None:
         """Let a request go; one that has not ended is dropped by the scheduler too."""
-        if self._live.pop(request.stream_id, None) is not None and request.finished is None:
+        if self._live.pop(request.stream_id, None) is not None and not request.complete:
             self._send(partial(_cancel, request))
 
     async def run(self) -> None:
@@ -237,21 +238,21 @@ class Attachment:
         return _Message(submit=request.submission(time.monotonic()))
 
     def _take(self, outputs: scheduler_pb2.Outputs) -> None:
-        for stopped in deliver(outputs, self._live):
-            if not stopped.finish_sent:
-                stopped.finish_sent = True
-                self._send(partial(_finish, stopped))
-                asyncio.get_running_loop().call_later(_ACCOUNT_S, self._settle_late, stopped)
+        for request, choice in deliver(outputs, self._live):
+            if not choice.finish_sent:
+                choice.finish_sent = True
+                self._send(partial(_finish, request, choice))
+                asyncio.get_running_loop().call_later(_ACCOUNT_S, self._settle_late, request, choice)
         over = [done.stream_id for done in outputs.finished] + [failed.stream_id for failed in outputs.failed]
         for stream_id in over:
-            request = self._live.get(stream_id)
-            if request is not None and request.ended:
+            over_now = self._live.get(stream_id)
+            if over_now is not None and over_now.ended:
                 del self._live[stream_id]
         self._after_step()
 
-    def _settle_late(self, request: RunningRequest) -> None:
+    def _settle_late(self, request: RunningRequest, choice: RunningChoice) -> None:
         """The account does not come; the text is complete without it."""
-        if self._live.get(request.stream_id) is request and request.settle():
+        if self._live.get(request.stream_id) is request and request.settle_choice(choice):
             del self._live[request.stream_id]
 
     def _detach(self, refusal: str) -> None:
@@ -291,8 +292,10 @@ def _cancel(request: RunningRequest) -> _Message | None:
     return _Message(cancel=scheduler_pb2.Cancel(stream_id=request.stream_id)) if request.submitted else None
 
 
-def _finish(request: RunningRequest) -> _Message | None:
-    finish = scheduler_pb2.Finish(stream_id=request.stream_id, index=0, kept_tokens=request.num_tokens)
+def _finish(request: RunningRequest, choice: RunningChoice) -> _Message | None:
+    finish = scheduler_pb2.Finish(
+        stream_id=request.stream_id, index=choice.index, kept_tokens=choice.num_tokens
+    )
     return _Message(finish=finish)
 
 

@@ -10,6 +10,7 @@ import grpc
 from hundredfold.internal.v1 import scheduler_pb2
 from hundredfold.rpc import RequestError
 from hundredfold.telemetry import get_logger
+from hundredfold_tokenizer.requests.choice import RunningChoice
 from hundredfold_tokenizer.requests.running import RunningRequest
 
 log = get_logger(__name__)
@@ -19,9 +20,13 @@ class BadMessage(Exception):
     """The scheduler's message does not fit together; nothing it says can be trusted."""
 
 
-def deliver(outputs: scheduler_pb2.Outputs, live: Mapping[int, RunningRequest]) -> list[RunningRequest]:
-    """Give every row to its request; returns those whose text ended by a stop string and are not finished
-    yet.
+Stopped = tuple[RunningRequest, RunningChoice]
+"""A choice whose text ended by a stop string, with its request."""
+
+
+def deliver(outputs: scheduler_pb2.Outputs, live: Mapping[int, RunningRequest]) -> list[Stopped]:
+    """Give every row to its request; returns the choices whose text ended by a stop string and that are not
+    finished yet.
 
     Rows of requests that are not live (cancelled meanwhile) are dropped.
 
@@ -43,7 +48,7 @@ def deliver(outputs: scheduler_pb2.Outputs, live: Mapping[int, RunningRequest]) 
         if request is not None:
             _guard(request, lambda r=request, s=scored: r.take_scores(s.index, s.scores))  # type: ignore[misc]
     now = time.monotonic()
-    matched: list[RunningRequest] = []
+    matched: list[Stopped] = []
     start = 0
     for row, (stream_id, count, offset) in enumerate(
         zip(outputs.stream_ids, outputs.counts, outputs.offsets, strict=True)
@@ -52,11 +57,13 @@ def deliver(outputs: scheduler_pb2.Outputs, live: Mapping[int, RunningRequest]) 
         request = live.get(stream_id)
         if request is not None:
             try:
-                request.take_tokens(indexes[row] if indexes else 0, offset, token_ids[start:end], now)
+                stopped = request.take_tokens(
+                    indexes[row] if indexes else 0, offset, token_ids[start:end], now
+                )
+                if stopped is not None:
+                    matched.append((request, stopped))
             except Exception as error:
                 _fault(request, error)
-            if request.matched:
-                matched.append(request)
         start = end
     for done in outputs.finished:
         request = live.get(done.stream_id)
@@ -66,7 +73,7 @@ def deliver(outputs: scheduler_pb2.Outputs, live: Mapping[int, RunningRequest]) 
         request = live.get(failed.stream_id)
         if request is not None:
             _guard(request, lambda r=request, f=failed: r.take_failure(f.failure))  # type: ignore[misc]
-    return [request for request in matched if not request.ended]
+    return [pair for pair in matched if not pair[0].ended and pair[1].finished is None]
 
 
 def _guard(request: RunningRequest, step: Callable[[], None]) -> None:

@@ -1,33 +1,26 @@
-"""One request from submission to last event: takes what the scheduler says, gives what its client reads."""
+"""One running request and its choices: takes what the scheduler says, gives what its client reads."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import grpc
 
 from hundredfold.internal.v1 import scheduler_pb2, sequence_pb2
 from hundredfold.rpc import RequestError
-from hundredfold.telemetry import RequestSpan, get_logger
+from hundredfold.telemetry import RequestSpan
 from hundredfold.v1 import generation_pb2 as pb
-from hundredfold_tokenizer.output.choice import ChoiceText, TextRules
+from hundredfold_tokenizer.output.choice import TextRules
 from hundredfold_tokenizer.output.outbox import Outbox, PromptScores
 from hundredfold_tokenizer.output.scores import MISSING, TokenScore, unpack
-from hundredfold_tokenizer.validation.errors import invalid
+from hundredfold_tokenizer.requests.choice import RunningChoice
 from hundredfold_tokenizer.validation.request import GenerationRequest
 
-log = get_logger(__name__)
-
-_REASONS = {
-    sequence_pb2.END_REASON_STOP: pb.FINISH_REASON_STOP,
-    sequence_pb2.END_REASON_LENGTH: pb.FINISH_REASON_LENGTH,
-}
 _CODES = {code.value[0]: code for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 
 
 class RunningRequest:
-    """A request with one choice. Belongs to the event loop.
+    """A request. Belongs to the event loop.
 
     Args:
         stream_id: Its number on the attach stream.
@@ -61,30 +54,46 @@ class RunningRequest:
         self.span = span
         self.submitted = False
         """Whether the scheduler has it, on the stream there is now."""
-        self.finish_sent = False
-        """Whether the scheduler was told that a stop string ended the text."""
         self.ended = False
         self.error: RequestError | None = None
-        self.finished: pb.Finished | None = None
-        self.first_token_at: float | None = None
-        self.last_token_at: float | None = None
-        self._choice = ChoiceText(rules)
-        self._output_scores: list[TokenScore] = []
+        self.choices = [
+            RunningChoice(index, request, rules, outbox, arrived) for index in range(request.sampling.n)
+        ]
         self._prompt_scores: list[TokenScore] | None = None
-        if request.sampling.prompt_logprobs is not None and not request.received.token_ids:
+        held = any(received.token_ids for received in request.received.values())
+        if request.sampling.prompt_logprobs is not None and not held:
             self._prompt_scores = []
-        self._held_by_client = 0
-        self._resume(rules)
-
-    @property
-    def matched(self) -> bool:
-        """Whether a stop string has ended the text; only the account is still to come."""
-        return self._choice.stopped_by is not None
 
     @property
     def num_tokens(self) -> int:
-        """Output tokens that count so far."""
-        return len(self._choice.ids)
+        """Output tokens that count so far, all choices together."""
+        return sum(choice.num_tokens for choice in self.choices)
+
+    @property
+    def finished(self) -> list[pb.Finished]:
+        """The ends of its choices so far, by index."""
+        return [choice.finished for choice in self.choices if choice.finished is not None]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every choice has its end."""
+        return all(choice.finished is not None for choice in self.choices)
+
+    @property
+    def usage(self) -> pb.Usage:
+        """What it took until now: the prompt once, as its first choice met it, and the tokens of all."""
+        first = self.choices[0].finished
+        return pb.Usage(
+            prompt_tokens=len(self.request.prompt),
+            completion_tokens=self.num_tokens,
+            cached_tokens=first.usage.cached_tokens if first is not None else 0,
+        )
+
+    @property
+    def first_token_at(self) -> float | None:
+        """When its first token arrived, by the monotonic clock."""
+        times = [choice.first_token_at for choice in self.choices if choice.first_token_at is not None]
+        return min(times, default=None)
 
     def submission(self, now: float) -> scheduler_pb2.Submit:
         """The request as the scheduler takes it, with what has been received already."""
@@ -94,14 +103,12 @@ class RunningRequest:
             params = sequence_pb2.SequenceParams()
             params.CopyFrom(self.request.params)
             params.ClearField("prompt_logprobs")
-        prior = [scheduler_pb2.PriorOutput(index=0, token_ids=self._choice.ids)] if self._choice.ids else []
-        return scheduler_pb2.Submit(
+        submit = scheduler_pb2.Submit(
             stream_id=self.stream_id,
             request_id=envelope.request_id,
             prompt_token_ids=self.request.prompt,
             params=params,
-            n=1,
-            prior=prior,
+            n=sampling.n,
             priority=envelope.priority,
             tenant=envelope.tenant,
             cache_salt=envelope.cache_salt,
@@ -110,86 +117,87 @@ class RunningRequest:
             traceparent=self.span.traceparent,
             skip_prefix_cache=sampling.prompt_logprobs is not None,
         )
+        beams = sampling.beams
+        if beams is not None and beams.width > 1:  # a single beam takes the likeliest token
+            # A search has no beginnings: it is made again, and what is here already is dropped.
+            submit.beam_width = beams.width
+            submit.length_penalty = beams.length_penalty
+            submit.early_stopping = beams.early_stopping
+        else:
+            submit.prior.extend(prior for choice in self.choices if (prior := choice.prior()) is not None)
+        return submit
 
-    def take_tokens(self, index: int, offset: int, token_ids: Sequence[int], now: float) -> None:
-        """New ids, the first at output position ``offset``; those that are here already are dropped.
-
-        Runs once per stream and step, so it does nothing that it need not.
+    def take_tokens(
+        self, index: int, offset: int, token_ids: Sequence[int], now: float
+    ) -> RunningChoice | None:
+        """New ids of a choice; returns the choice if a stop string among them has ended its text.
 
         Raises:
-            ValueError: Ids between those here and these are missing.
+            ValueError: There is no such choice, or ids before these are missing.
         """
-        if self.ended or self.matched:
-            return
-        have = len(self._choice.ids)
-        if index != 0 or offset > have:
-            raise ValueError(f"ids of choice {index} from {offset} on, but {have} ids of choice 0 are here")
-        fresh = token_ids[have - offset : self.request.max_tokens - offset]
-        if not fresh:
-            return
-        if self.first_token_at is None:
-            self.first_token_at = now
+        if self.ended:
+            return None
+        choice = self._choice(index)
+        if choice.finished is not None or choice.matched:
+            return None
+        if self._prompt_scores is not None and token_ids:
             self._give_prompt_scores(complete=True)
-        self.last_token_at = now
-        text = self._choice.feed(fresh)
-        if self._held_by_client:
-            text = self._fresh(text)
-        kept = fresh[: len(self._choice.ids) - have]
-        scores = () if self.request.sampling.logprobs is None else self._scores_of(len(kept))
-        self.outbox.put_tokens(0, text, kept, scores)
+        choice.take_tokens(offset, token_ids, now)
+        return choice if choice.matched else None
 
     def take_scores(self, index: int, scores: sequence_pb2.Scores) -> None:
-        """Scores of consecutive tokens, prompt tokens included."""
-        if self.ended or self.matched or index != 0:
+        """Scores of consecutive tokens, prompt tokens included.
+
+        Raises:
+            ValueError: There is no such choice, or scores before these are missing.
+        """
+        choice = self._choice(index)
+        if self.ended or choice.finished is not None or choice.matched:
             return
         prompt = len(self.request.prompt)
         for position, score in enumerate(unpack(scores), scores.position):
             if position >= prompt:
                 if self.request.sampling.logprobs is not None:
-                    known = len(self._choice.ids) + len(self._output_scores)
-                    _append(self._output_scores, score, position - prompt - known)
+                    choice.take_score(position - prompt, score)
             elif self._prompt_scores is not None and position > 0:
                 _append(self._prompt_scores, score, position - 1 - len(self._prompt_scores))
         self._give_prompt_scores(complete=False)
 
     def take_finish(self, done: scheduler_pb2.FinishedChoice) -> None:
-        """The choice ended in the scheduler."""
-        if self.ended:
+        """A choice ended in the scheduler.
+
+        Raises:
+            ValueError: There is no such choice, or it ended for no known reason.
+        """
+        choice = self._choice(done.index)
+        if self.ended or choice.finished is not None:
             return
-        reason = _REASONS.get(done.reason)
-        if self.matched:
-            self._finish_matched(done.account)
-        elif done.index != 0 or reason is None:
-            raise ValueError(f"choice {done.index} ended for reason {done.reason}")
-        else:
-            stop_id = done.stop_token_id if done.HasField("stop_token_id") else None
-            self._finish(reason, stop_id, done.account)
+        self._give_prompt_scores(complete=True)
+        choice.take_finish(done)
+        self._end_if_complete()
 
     def take_failure(self, failure: sequence_pb2.Failure) -> None:
         """The request failed in the scheduler."""
-        if self.matched and not self.ended:
-            self._finish_matched(None)  # its text is complete, whatever became of the rest
+        if not self.ended and all(choice.finished is not None or choice.matched for choice in self.choices):
+            self.settle()  # the texts are complete, whatever became of the rest
             return
         retry = failure.retry_after_ms / 1000 if failure.retry_after_ms else None
         code = _CODES.get(failure.code, grpc.StatusCode.INTERNAL)
         self.fail(RequestError(code, failure.message, field=failure.field or None, retry_after_s=retry))
 
     def settle(self) -> bool:
-        """End the request here if nothing of it is left to compute; whether it has ended."""
-        if self.ended:
-            return True
-        ids, request = self._choice.ids, self.request
-        last = ids[-1] if ids else None
-        if self.matched:
-            self._finish_matched(None)
-        elif (
-            last is not None
-            and last in request.params.stop_token_ids
-            and len(ids) > request.params.min_tokens
-        ):
-            self._finish(pb.FINISH_REASON_STOP, last, None)
-        elif ids and len(ids) >= request.max_tokens:
-            self._finish(pb.FINISH_REASON_LENGTH, None, None)
+        """End here what needs no scheduler any more; whether the request has ended."""
+        if not self.ended:
+            for choice in self.choices:
+                choice.settle()
+            self._end_if_complete()
+        return self.ended
+
+    def settle_choice(self, choice: RunningChoice) -> bool:
+        """End one choice whose text is complete; whether the request has ended."""
+        if not self.ended:
+            choice.settle()
+            self._end_if_complete()
         return self.ended
 
     def fail(self, error: RequestError) -> None:
@@ -203,39 +211,15 @@ class RunningRequest:
         self.error = error
         self.outbox.end(error)
 
-    def _resume(self, rules: TextRules) -> None:
-        """Bring the text to where the client is: it holds these ids and so many characters of their text."""
-        received = self.request.received
-        if not received.token_ids and not received.num_chars:
-            return
-        text = self._choice.feed(received.token_ids)
-        if received.num_chars > len(text):
-            whole = ChoiceText(rules)
-            made = len(whole.feed(received.token_ids)) + len(whole.flush())
-            if received.num_chars > made:
-                raise invalid(
-                    "resume.choices[0].num_chars", received.num_chars, f"is more than its ids make, {made}"
-                )
-        self._held_by_client = received.num_chars
-        if fresh := self._fresh(text):
-            self.outbox.put_tokens(0, fresh, (), ())
+    def _choice(self, index: int) -> RunningChoice:
+        if index >= len(self.choices):
+            raise ValueError(f"choice {index} of {len(self.choices)}")
+        return self.choices[index]
 
-    def _fresh(self, text: str) -> str:
-        """What of a text a resumed client does not hold yet."""
-        if not self._held_by_client:
-            return text
-        held = min(self._held_by_client, len(text))
-        self._held_by_client -= held
-        return text[held:]
-
-    def _scores_of(self, count: int) -> list[TokenScore]:
-        scores, self._output_scores = self._output_scores[:count], self._output_scores[count:]
-        if len(scores) < count:
-            log.warning(
-                "scores are missing", request_id=self.request.envelope.request_id, missing=count - len(scores)
-            )
-            scores += [MISSING] * (count - len(scores))
-        return scores
+    def _end_if_complete(self) -> None:
+        if self.complete:
+            self.ended = True
+            self.outbox.end()
 
     def _give_prompt_scores(self, *, complete: bool) -> None:
         scores, wanted = self._prompt_scores, len(self.request.prompt) - 1
@@ -244,50 +228,6 @@ class RunningRequest:
         scores += [MISSING] * (wanted - len(scores))
         self._prompt_scores = None
         self.outbox.put(PromptScores(scores))
-
-    def _finish_matched(self, account: scheduler_pb2.ChoiceAccount | None) -> None:
-        self._finish(pb.FINISH_REASON_STOP, None, account)
-
-    def _finish(
-        self,
-        reason: pb.FinishReason.ValueType,
-        stop_token_id: int | None,
-        account: scheduler_pb2.ChoiceAccount | None,
-    ) -> None:
-        self._give_prompt_scores(complete=True)
-        rest = self._fresh(self._choice.flush())
-        if rest:
-            self.outbox.put_tokens(0, rest, (), ())
-        self.finished = pb.Finished(
-            index=0,
-            reason=reason,
-            usage=pb.Usage(
-                prompt_tokens=len(self.request.prompt),
-                completion_tokens=len(self._choice.ids),
-                cached_tokens=account.cached_tokens if account is not None else 0,
-            ),
-            timings=self._timings(account),
-        )
-        if self._choice.stopped_by is not None:
-            self.finished.stop_string = self._choice.stopped_by
-        elif stop_token_id is not None:
-            self.finished.stop_token_id = stop_token_id
-        self.ended = True
-        self.outbox.put(self.finished)
-        self.outbox.end()
-
-    def _timings(self, account: scheduler_pb2.ChoiceAccount | None) -> pb.Timings:
-        if account is None:  # what the door saw itself
-            first = self.first_token_at if self.first_token_at is not None else time.monotonic()
-            last = self.last_token_at if self.last_token_at is not None else first
-            account = scheduler_pb2.ChoiceAccount(
-                prefill_us=int((first - self.arrived) * 1e6), decode_us=int((last - first) * 1e6)
-            )
-        timings = pb.Timings(preemptions=account.preemptions)
-        timings.queue.FromMicroseconds(account.queue_us)
-        timings.prefill.FromMicroseconds(account.prefill_us)
-        timings.decode.FromMicroseconds(account.decode_us)
-        return timings
 
 
 def _append(scores: list[TokenScore], score: TokenScore, ahead: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hundredfold.internal.v1 import sequence_pb2
@@ -50,10 +50,12 @@ class Received:
     Attributes:
         token_ids: Its ids.
         num_chars: Characters of its text.
+        field: Where the request says so, for refusals.
     """
 
     token_ids: Sequence[int] = ()
     num_chars: int = 0
+    field: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class GenerationRequest:
         sampling: How to sample.
         max_tokens: Most output tokens, cut to the room there is.
         params: The same for scheduler and worker.
-        received: What the client holds already; empty unless it resumes.
+        received: What the client holds already, by choice; empty unless it resumes.
     """
 
     envelope: Envelope
@@ -76,7 +78,7 @@ class GenerationRequest:
     sampling: Sampling
     max_tokens: int
     params: sequence_pb2.SequenceParams
-    received: Received
+    received: Mapping[int, Received]
 
 
 def sequence_params(
@@ -127,29 +129,34 @@ def check_prompt_ids(ids: pb.TokenIds, limits: ModelLimits) -> array[int]:
 
 def check_resume(
     message: pb.GenerateRequest, sampling: Sampling, max_tokens: int, limits: ModelLimits
-) -> Received:
-    """What the client says it has received.
+) -> dict[int, Received]:
+    """What the client says it has received, by choice.
 
     Raises:
         RequestError: INVALID_ARGUMENT.
     """
+    received: dict[int, Received] = {}
     if not message.HasField("resume"):
-        return Received()
+        return received
     if sampling.temperature > 0 and not message.sampling.HasField("seed"):
         raise invalid("sampling.seed", "unset", "cannot be resumed; send the seed of the started event")
     choices = message.resume.choices
-    if len(choices) > 1:
-        raise invalid("resume.choices", f"{len(choices)} choices", "is more than the request has: 1")
-    if not choices:
-        return Received()
-    choice = choices[0]
-    if choice.index != 0:
-        raise invalid("resume.choices[0].index", choice.index, "is no choice of this request; it has 1")
-    if len(choice.token_ids) > max_tokens:
-        found = f"{len(choice.token_ids)} tokens"
-        raise invalid("resume.choices[0].token_ids", found, f"is above max_tokens = {max_tokens}")
-    for index, token_id in enumerate(choice.token_ids):
-        if token_id >= limits.vocab_size:
-            limit = f"is no id of the vocabulary of {limits.vocab_size}"
-            raise invalid(f"resume.choices[0].token_ids[{index}]", token_id, limit)
-    return Received(tuple(choice.token_ids), choice.num_chars)
+    if len(choices) > sampling.n:
+        found = f"{len(choices)} choices"
+        raise invalid("resume.choices", found, f"is more than the request has: {sampling.n}")
+    for place, choice in enumerate(choices):
+        field = f"resume.choices[{place}]"
+        if choice.index >= sampling.n:
+            limit = f"is no choice of this request; it has {sampling.n}"
+            raise invalid(f"{field}.index", choice.index, limit)
+        if choice.index in received:
+            raise invalid(f"{field}.index", choice.index, "is named twice")
+        if len(choice.token_ids) > max_tokens:
+            found = f"{len(choice.token_ids)} tokens"
+            raise invalid(f"{field}.token_ids", found, f"is above max_tokens = {max_tokens}")
+        for index, token_id in enumerate(choice.token_ids):
+            if token_id >= limits.vocab_size:
+                limit = f"is no id of the vocabulary of {limits.vocab_size}"
+                raise invalid(f"{field}.token_ids[{index}]", token_id, limit)
+        received[choice.index] = Received(tuple(choice.token_ids), choice.num_chars, field)
+    return received

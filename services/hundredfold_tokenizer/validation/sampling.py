@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from hundredfold.v1 import generation_pb2 as pb
 from hundredfold_tokenizer import limits
-from hundredfold_tokenizer.validation.errors import invalid, unsupported
+from hundredfold_tokenizer.validation.choices import BeamSearch, check_choices
+from hundredfold_tokenizer.validation.errors import invalid
 
 _SEED_BITS = 53  # JSON's numbers hold these exactly
-_LATER = ("beam_width", "length_penalty", "early_stopping")
+_DRAWS = ("temperature", "top_p", "top_k", "min_p")
 _OFF: Mapping[str, float] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -49,12 +50,15 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...]
     logprobs: int | None
     prompt_logprobs: int | None
+    n: int
+    beams: BeamSearch | None
     skip_special_tokens: bool
     add_special_tokens: bool
     from_checkpoint: tuple[str, ...]
 
     def echo(self, max_tokens: int) -> pb.SamplingParams:
         """The values in force, as the started event tells them."""
+        beams = self.beams
         return pb.SamplingParams(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
@@ -74,7 +78,10 @@ class Sampling:
             logit_bias=dict(self.logit_bias),
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
-            n=1,
+            n=self.n,
+            beam_width=None if beams is None else beams.width,
+            length_penalty=None if beams is None else beams.length_penalty,
+            early_stopping=None if beams is None else beams.early_stopping,
             skip_special_tokens=self.skip_special_tokens,
             add_special_tokens=self.add_special_tokens,
         )
@@ -92,9 +99,11 @@ def check_sampling(message: pb.SamplingParams, defaults: Mapping[str, float], vo
         RequestError: INVALID_ARGUMENT for a value out of bounds, UNIMPLEMENTED for a feature that is not
         there.
     """
-    numbers, from_checkpoint = _numbers(message, defaults)
+    n, beams = check_choices(message)
+    numbers, from_checkpoint = _numbers(message, defaults, _DRAWS if beams is not None else ())
+    if beams is not None:
+        numbers["temperature"] = 0.0
     _check_scores(message)
-    _check_choices(message)
     stop = _check_stops(message)
     stop_ids = _check_ids(
         "sampling.stop_token_ids", message.stop_token_ids, limits.MAX_STOP_TOKEN_IDS, vocab_size
@@ -125,13 +134,18 @@ def check_sampling(message: pb.SamplingParams, defaults: Mapping[str, float], vo
         logit_bias=bias,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        n=n,
+        beams=beams,
         skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
         add_special_tokens=message.add_special_tokens if message.HasField("add_special_tokens") else True,
         from_checkpoint=(*from_checkpoint, *(("max_tokens",) if from_config else ())),
     )
 
 
-def _numbers(message: pb.SamplingParams, defaults: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
+def _numbers(
+    message: pb.SamplingParams, defaults: Mapping[str, float], left_out: tuple[str, ...]
+) -> tuple[dict[str, float], list[str]]:
+    """The fields that are fractions; those ``left_out`` take no default of the checkpoint."""
     values: dict[str, float] = {}
     from_checkpoint = []
     for name, off in _OFF.items():
@@ -141,7 +155,7 @@ def _numbers(message: pb.SamplingParams, defaults: Mapping[str, float]) -> tuple
             if bounds is not None and not bounds.holds(value):
                 raise invalid(f"sampling.{name}", value, f"is not {bounds}")
             values[name] = value
-        elif name in defaults:
+        elif name in defaults and name not in left_out:
             values[name] = defaults[name]
             from_checkpoint.append(name)
         else:
@@ -153,17 +167,6 @@ def _check_scores(message: pb.SamplingParams) -> None:
     for name, value in (("logprobs", message.logprobs), ("prompt_logprobs", message.prompt_logprobs)):
         if value > limits.MAX_LOGPROBS:
             raise invalid(f"sampling.{name}", value, f"is above the limit {limits.MAX_LOGPROBS}")
-
-
-def _check_choices(message: pb.SamplingParams) -> None:
-    if message.HasField("n"):
-        if not 1 <= message.n <= limits.MAX_CHOICES:
-            raise invalid("sampling.n", message.n, f"is not from 1 to {limits.MAX_CHOICES}")
-        if message.n > 1:
-            raise unsupported("sampling.n", "above 1")
-    for name in _LATER:
-        if message.HasField(name):  # type: ignore[arg-type]
-            raise unsupported(f"sampling.{name}")
 
 
 def _check_stops(message: pb.SamplingParams) -> tuple[str, ...]:

@@ -28,8 +28,8 @@ class OneAnswer:
     @asynccontextmanager
     async def open(self, *_: object) -> AsyncIterator[Any]:
         """The request."""
-        sampling = SimpleNamespace(skip_special_tokens=True)
-        yield SimpleNamespace(outbox=self._outbox, request=SimpleNamespace(sampling=sampling))
+        request = SimpleNamespace(sampling=SimpleNamespace(skip_special_tokens=True, n=1))
+        yield SimpleNamespace(outbox=self._outbox, request=request, usage=pb.Usage())
 
     def started(self, _: object) -> pb.Started:
         """Its terms."""

@@ -143,7 +143,18 @@ def test_resume_needs_the_seed_where_it_matters() -> None:
     assert refused(lambda: check_resume(message, sampled, 10, LIMITS)).field == "sampling.seed"
     message.sampling.temperature = 0
     greedy = check_sampling(message.sampling, {}, 512)
-    assert list(check_resume(message, greedy, 10, LIMITS).token_ids) == [5]
+    assert list(check_resume(message, greedy, 10, LIMITS)[0].token_ids) == [5]
+
+
+def test_resume_is_by_choice() -> None:
+    choices = [{"index": 2, "token_ids": [5], "num_chars": 1}, {"index": 0}]
+    message = pb.GenerateRequest(resume={"choices": choices}, sampling={"seed": 1, "n": 3})
+    sampling = check_sampling(message.sampling, {}, 512)
+    received = check_resume(message, sampling, 10, LIMITS)
+    assert {index: list(choice.token_ids) for index, choice in received.items()} == {2: [5], 0: []}
+    for bad, field in (({"index": 3}, "resume.choices[1].index"), ({"index": 2}, "resume.choices[1].index")):
+        twice = pb.GenerateRequest(resume={"choices": [choices[0], bad]}, sampling=message.sampling)
+        assert refused(lambda m=twice: check_resume(m, sampling, 10, LIMITS)).field == field
 
 
 def turn(role: str = "user", content: str = "hi", **more: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def running(vocabulary: Vocabulary, received: Received | None = None, **sampling
         sampling=checked,
         max_tokens=checked.max_tokens or 20,
         params=params,
-        received=received if received is not None else Received(),
+        received={} if received is None else {0: received},
     )
     rules = TextRules(
         vocabulary.table, checked.stop, checked.include_stop, checked.min_tokens, True, False, False
@@ -142,7 +142,7 @@ async def test_a_failure_after_the_text_is_complete(bpe: Vocabulary) -> None:
     raw = list(bpe.table.raw)
     a, b = raw.index(b"A"), raw.index(b"B")
     request = running(bpe, stop=["B"])
-    assert deliver(message((0, [a, b, a])), {7: request}) == [request]
+    assert deliver(message((0, [a, b, a])), {7: request}) == [(request, request.choices[0])]
     request.take_failure(sequence_pb2.Failure(code=14, message="gone"))
     text, ids, finished = await output(request)
     assert (text, ids) == ("A", [a, b])

@@ -10,6 +10,7 @@ import pytest
 
 from hundredfold.rpc import RequestError
 from hundredfold.v1 import generation_pb2 as pb
+from hundredfold_tokenizer.validation.choices import BeamSearch
 from hundredfold_tokenizer.validation.sampling import check_sampling
 
 NAN, INF = float("nan"), float("inf")
@@ -84,21 +85,55 @@ def test_bad_values(fields: dict[str, Any], field: str) -> None:
     assert len(refused.value.message) < 300
 
 
+INVALID, LATER = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED
+
+
 @pytest.mark.parametrize(
-    ("fields", "field"),
+    ("fields", "code", "field"),
     [
-        ({"n": 2}, "sampling.n"),
-        ({"beam_width": 4}, "sampling.beam_width"),
-        ({"length_penalty": 1.0}, "sampling.length_penalty"),
-        ({"early_stopping": False}, "sampling.early_stopping"),
+        ({"n": 0}, INVALID, "sampling.n"),
+        ({"n": 129}, INVALID, "sampling.n"),
+        ({"length_penalty": 2.0}, INVALID, "sampling.length_penalty"),
+        ({"early_stopping": True}, INVALID, "sampling.early_stopping"),
+        ({"beam_width": 0}, INVALID, "sampling.beam_width"),
+        ({"beam_width": 9}, INVALID, "sampling.beam_width"),
+        ({"beam_width": 2, "n": 3}, INVALID, "sampling.n"),
+        ({"beam_width": 2, "length_penalty": float("nan")}, INVALID, "sampling.length_penalty"),
+        ({"beam_width": 2, "length_penalty": 11.0}, INVALID, "sampling.length_penalty"),
+        ({"beam_width": 2, "temperature": 0.7}, INVALID, "sampling.temperature"),
+        ({"beam_width": 2, "top_p": 0.9}, INVALID, "sampling.top_p"),
+        ({"beam_width": 2, "top_k": 40}, INVALID, "sampling.top_k"),
+        ({"beam_width": 2, "min_p": 0.1}, INVALID, "sampling.min_p"),
+        ({"beam_width": 2, "max_tokens": 0, "prompt_logprobs": 0}, INVALID, "sampling.max_tokens"),
+        ({"beam_width": 2, "stop": ["."]}, LATER, "sampling.stop"),
+        ({"beam_width": 1, "logprobs": 0}, LATER, "sampling.logprobs"),
     ],
 )
-def test_features_of_later_releases(fields: dict[str, Any], field: str) -> None:
+def test_choices_and_beams_that_cannot_be(fields: dict[str, Any], code: grpc.StatusCode, field: str) -> None:
+    """Items 121 and 138: what contradicts itself, or a search that makes no random draws, is told so."""
     with pytest.raises(RequestError) as refused:
         check_sampling(pb.SamplingParams(**fields), {}, VOCAB)
-    assert refused.value.code is grpc.StatusCode.UNIMPLEMENTED
-    assert refused.value.field == field
+    assert (refused.value.code, refused.value.field) == (code, field)
     assert field in refused.value.message
+
+
+def test_beams_take_no_draws_from_the_checkpoint() -> None:
+    """The checkpoint's temperature is for sampling; its penalty changes the scores of beams, too."""
+    defaults = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
+    checked = check_sampling(pb.SamplingParams(beam_width=4, n=2), defaults, VOCAB)
+    assert (checked.temperature, checked.top_p, checked.top_k, checked.min_p) == (0.0, 1.0, 0, 0.0)
+    assert checked.from_checkpoint == ("repetition_penalty",)
+    assert checked.beams == BeamSearch(4, 1.0, early_stopping=False)
+
+
+def test_the_terms_of_a_beam_search_can_be_sent_back() -> None:
+    """A client that resumes sends what the started event told."""
+    checked = check_sampling(pb.SamplingParams(beam_width=4, n=2, length_penalty=0.5), {}, VOCAB)
+    echoed = check_sampling(checked.echo(16), {}, VOCAB)
+    assert (echoed.beams, echoed.n, echoed.seed) == (checked.beams, 2, checked.seed)
+    plain = check_sampling(pb.SamplingParams(n=3), {}, VOCAB)
+    assert check_sampling(plain.echo(16), {}, VOCAB).beams is None
+    check_sampling(pb.SamplingParams(length_penalty=1.0, early_stopping=False), {}, VOCAB)
 
 
 @pytest.mark.parametrize(
