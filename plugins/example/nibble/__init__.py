@@ -1,0 +1,1 @@
+"""A toy 4-bit weight format for hundredfold."""
