@@ -13,8 +13,13 @@ from hundredfold.plugin import AttentionSpec, CanonicalWeight, DenseWeight, Elem
 from hundredfold.plugin.dequantize import dequantize
 from hundredfold_worker.model.architectures import DescribedModel, LayerNames
 from hundredfold_worker.model.canonical import join_rows, to_device
-from hundredfold_worker.model.decoder import DecoderLayer, Norm, Projection
-from hundredfold_worker.model.description import AttentionDescription, LayerDescription
+from hundredfold_worker.model.decoder import DecoderLayer, Norm, Projection, QueryKeyNorms
+from hundredfold_worker.model.description import (
+    AttentionDescription,
+    NormPlacement,
+    QueryKeyNorm,
+    RotaryDescription,
+)
 from hundredfold_worker.model.errors import ModelLoadError
 from hundredfold_worker.model.memory import trim
 from hundredfold_worker.model.selection import KernelChooser
@@ -40,6 +45,8 @@ class Builder:
     operations: Elementwise
     device: torch.device
     dtype: torch.dtype
+    rotaries: Sequence[RotaryDescription]
+    """Every kind of rotation; a layer refers to its own by position."""
     nbytes: int = 0
 
     def ends(self) -> Ends:
@@ -52,26 +59,35 @@ class Builder:
             head = self._tied(table)
         else:
             head = self._linear(names.head, self.reader.matrix(names.head, shape), None)
-        norm = self._norm(names.final_norm)
+        norm = self._norm(names.final_norm, description.hidden_size)
         self._let_go()
         return Ends(table, norm, head)
 
     def layer(self, index: int) -> DecoderLayer:
         """One layer. Raises ``ModelLoadError``."""
         layer, names = self.model.description.layers[index], self.model.names.layers[index]
-        attention = layer.attention
+        attention, mlp = layer.attention, layer.mlp
         hidden = self.model.description.hidden_size
-        width = attention.num_heads * attention.head_dim
+        width, kv_width = (
+            heads * attention.head_dim for heads in (attention.num_heads, attention.num_kv_heads)
+        )
+        before, after = layer.norms is not NormPlacement.AFTER, layer.norms is not NormPlacement.BEFORE
         built = DecoderLayer(
             operations=self.operations,
             spec=attention_spec(attention),
-            attention_norm=self._norm(names.attention_norm),
-            qkv=self._qkv(attention, names, hidden),
+            rotary=None if attention.rotary is None else self.rotaries.index(attention.rotary),
+            attention_norm=self._norm_if(before, names.attention_norm, hidden),
+            qkv=self._projection(
+                names.query_key_value, (width, kv_width, kv_width), hidden, attention.qkv_bias
+            ),
+            query_key_norm=self._query_key_norm(attention, names),
             attention_output=self._single(names.attention_output, (hidden, width), attention.output_bias),
-            mlp_norm=self._norm(names.mlp_norm),
-            gate_up=self._gate_up(layer, names, hidden),
-            activation=layer.mlp.activation,
-            down=self._single(names.down, (hidden, layer.mlp.intermediate_size), layer.mlp.bias),
+            attention_post_norm=self._norm_if(after, names.attention_post_norm, hidden),
+            mlp_norm=self._norm_if(before, names.mlp_norm, hidden),
+            gate_up=self._projection(names.gate_up, (mlp.intermediate_size,) * 2, hidden, mlp.bias),
+            activation=mlp.activation,
+            down=self._single(names.down, (hidden, mlp.intermediate_size), mlp.bias),
+            mlp_post_norm=self._norm_if(after, names.mlp_post_norm, hidden),
         )
         self._let_go()
         return built
@@ -81,26 +97,19 @@ class Builder:
         self.reader.release()
         trim()
 
-    def _qkv(self, attention: AttentionDescription, names: LayerNames, hidden: int) -> Projection:
-        width = attention.num_heads * attention.head_dim
-        kv_width = attention.num_kv_heads * attention.head_dim
-        rows = {names.query: width, names.key: kv_width, names.value: kv_width}
-        return self._projection(rows, hidden, attention.qkv_bias)
-
-    def _gate_up(self, layer: LayerDescription, names: LayerNames, hidden: int) -> Projection:
-        rows = dict.fromkeys((names.gate, names.up), layer.mlp.intermediate_size)
-        return self._projection(rows, hidden, layer.mlp.bias)
-
-    def _projection(self, rows: dict[str, int], columns: int, has_bias: bool) -> Projection:
-        """Layers over one input; ``rows`` are their output features by name."""
-        weights = [self.reader.matrix(name, (count, columns)) for name, count in rows.items()]
-        biases = [self._bias(name, count) if has_bias else None for name, count in rows.items()]
-        joined = join_rows(weights)
+    def _projection(
+        self, names: Sequence[str], rows: Sequence[int], columns: int, has_bias: bool
+    ) -> Projection:
+        """Layers over one input with these output features; a single name holds all of them."""
+        parts = list(zip(names, (sum(rows),) if len(names) == 1 else rows, strict=True))
+        weights = [self.reader.matrix(name, (count, columns)) for name, count in parts]
+        biases = [self._bias(name, count) if has_bias else None for name, count in parts]
+        joined = weights[0] if len(weights) == 1 else join_rows(weights)
         if joined is None:
-            parts = zip(rows, weights, biases, strict=True)
-            return Projection(tuple(self._linear(name, weight, bias) for name, weight, bias in parts))
+            own = zip(names, weights, biases, strict=True)
+            return Projection(tuple(self._linear(name, weight, bias) for name, weight, bias in own))
         present = [bias for bias in biases if bias is not None]
-        return Projection((self._linear("+".join(rows), joined, _join(present)),))
+        return Projection((self._linear("+".join(names), joined, _join(present)),))
 
     def _single(self, name: str, shape: tuple[int, int], has_bias: bool) -> Linear:
         bias = self._bias(name, shape[0]) if has_bias else None
@@ -125,9 +134,24 @@ class Builder:
             raise ModelLoadError(f"table '{name}' has an input transform, which has no meaning for a look-up")
         return dequantize(to_device(weight, self.device), self.dtype)
 
-    def _norm(self, name: str) -> Norm:
-        size = self.model.description.hidden_size
-        weight = self.reader.vector(f"{name}.weight", size).to(self.device, torch.float32)
+    def _query_key_norm(self, attention: AttentionDescription, names: LayerNames) -> QueryKeyNorms | None:
+        kind = attention.query_key_norm
+        if kind is None:
+            return None
+        by_head = kind is QueryKeyNorm.HEAD
+        heads = (1, 1) if by_head else (attention.num_heads, attention.num_kv_heads)
+        query, key = (
+            self._norm(_named(name), count * attention.head_dim)
+            for name, count in zip((names.query_norm, names.key_norm), heads, strict=True)
+        )
+        return QueryKeyNorms(query, key, by_head)
+
+    def _norm_if(self, there: bool, name: str | None, size: int) -> Norm | None:
+        return self._norm(_named(name), size) if there else None
+
+    def _norm(self, name: str, size: int) -> Norm:
+        stored = self.reader.vector(f"{name}.weight", size)
+        weight = (stored.float() + self.model.names.norm_offset).to(self.device)
         self.nbytes += weight.nbytes
         return Norm(self.operations, weight, self.model.description.norm_eps)
 
@@ -149,3 +173,9 @@ def attention_spec(attention: AttentionDescription) -> AttentionSpec:
 
 def _join(biases: Sequence[Tensor]) -> Tensor | None:
     return torch.cat(list(biases)) if biases else None
+
+
+def _named(name: str | None) -> str:
+    if name is None:
+        raise ModelLoadError("the description has a norm that the architecture gives no name")
+    return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +43,24 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryKeyNorms:
+    """Norms of queries and keys before they rotate."""
+
+    query: Norm
+    key: Norm
+    by_head: bool
+    """Whether each head is normed by itself, or a token's heads together."""
+
+    def __call__(self, x: Tensor, num_queries: int) -> Tensor:
+        """``x`` [T, heads, head_dim], the first ``num_queries`` heads queries, to a new tensor."""
+        parts = x[:, :num_queries], x[:, num_queries:]
+        if not self.by_head:
+            parts = parts[0].flatten(1), parts[1].flatten(1)
+        normed = self.query(parts[0]), self.key(parts[1])
+        return torch.cat([part.view(len(x), -1, x.shape[-1]) for part in normed], dim=1)
+
+
+@dataclass(frozen=True, slots=True)
 class Projection:
     """Products of one input with several weights, side by side; one product where formats could be joined."""
 
@@ -56,32 +75,56 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Norm, attention, residual; norm, gated feed-forward. Its last addition is the next norm's to make."""
+    """Attention, residual; gated feed-forward. Its last addition is the next norm's to make.
+
+    Which norms there are is the architecture's: before a part, after it, both.
+    """
 
     operations: Elementwise
     spec: AttentionSpec
-    attention_norm: Norm
+    rotary: int | None
+    """Which of the decoder's tables rotates queries and keys."""
+    attention_norm: Norm | None
     qkv: Projection
+    query_key_norm: QueryKeyNorms | None
     attention_output: Linear
-    mlp_norm: Norm
+    attention_post_norm: Norm | None
+    mlp_norm: Norm | None
     gate_up: Projection
     activation: Activation
     down: Linear
+    mlp_post_norm: Norm | None
 
     def queries_keys_values(
-        self, hidden: Tensor, delta: Tensor | None, rotation: Rotation
+        self, hidden: Tensor, delta: Tensor | None, rotations: Sequence[Rotation]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Add ``delta`` to ``hidden``; rotated queries and keys, and values, each [T, heads, head_dim]."""
         spec = self.spec
-        joined = self.qkv(self.attention_norm.of_sum(hidden, delta)).view(len(hidden), -1, spec.head_dim)
+        normed = _norm_of_sum(self.attention_norm, hidden, delta)
+        joined = self.qkv(normed).view(len(hidden), -1, spec.head_dim)
         first_value = spec.num_heads + spec.num_kv_heads
-        self.operations.rotate(joined[:, :first_value], rotation)
-        return joined[:, : spec.num_heads], joined[:, spec.num_heads : first_value], joined[:, first_value:]
+        turning = joined[:, :first_value]
+        if self.query_key_norm is not None:
+            turning = self.query_key_norm(turning, spec.num_heads)
+        if self.rotary is not None:
+            self.operations.rotate(turning, rotations[self.rotary])
+        return turning[:, : spec.num_heads], turning[:, spec.num_heads :], joined[:, first_value:]
 
     def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Everything after attention: adds to ``hidden`` [T, hidden], returns what is still to be added."""
-        normed = self.mlp_norm.of_sum(hidden, self.attention_output(attended))
-        return self.down(self.operations.gated(self.gate_up(normed), self.activation))
+        delta = self.attention_output(attended)
+        if self.attention_post_norm is not None:
+            delta = self.attention_post_norm(delta)
+        gate_up = self.gate_up(_norm_of_sum(self.mlp_norm, hidden, delta))
+        delta = self.down(self.operations.gated(gate_up, self.activation))
+        return delta if self.mlp_post_norm is None else self.mlp_post_norm(delta)
+
+
+def _norm_of_sum(norm: Norm | None, residual: Tensor, x: Tensor | None) -> Tensor:
+    """Add ``x`` to ``residual`` in place; the sum, normed where there is a norm."""
+    if norm is not None:
+        return norm.of_sum(residual, x)
+    return residual if x is None else residual.add_(x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +133,12 @@ class Decoder:
 
     embedding: Tensor
     """[vocabulary, hidden] in the compute type."""
-    rotary: RotaryTable
+    embedding_scale: float
+    rotaries: tuple[RotaryTable, ...]
     layers: tuple[DecoderLayer, ...]
     final_norm: Norm
     head: Linear
+    logit_softcap: float | None
     attention: AttentionPlugin
     cache_planner: BackendCachePlanner
 
@@ -103,14 +148,16 @@ class Decoder:
     ) -> Tensor:
         """See ``LoadedModel.forward``."""
         hidden = self.embedding.index_select(0, token_ids)
-        rotation = self.rotary.at(batch.positions)
+        if self.embedding_scale != 1.0:
+            hidden.mul_(self.embedding_scale)
+        rotations = [table.at(batch.positions) for table in self.rotaries]
         attend: PlannedAttention = self.attention.plan(
             batch, self.cache_planner.spec, self.cache_planner.encoding
         )
         delta: Tensor | None = None
         last = len(self.layers) - 1
         for index, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
-            q, k, v = layer.queries_keys_values(hidden, delta, rotation)
+            q, k, v = layer.queries_keys_values(hidden, delta, rotations)
             attended = attend(layer.spec, layer_cache, q, k, v)
             if index == last:
                 # the cache is complete; what follows is needed only where logits are
@@ -118,4 +165,7 @@ class Decoder:
                     return hidden.new_empty((0, len(self.embedding)), dtype=torch.float32)
                 hidden, attended = hidden.index_select(0, logits_at), attended.index_select(0, logits_at)
             delta = layer.finish(hidden, attended)
-        return self.head(self.final_norm.of_sum(hidden, delta)).float()
+        logits = self.head(self.final_norm.of_sum(hidden, delta)).float()
+        if self.logit_softcap is not None:
+            logits.div_(self.logit_softcap).tanh_().mul_(self.logit_softcap)
+        return logits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from hundredfold.plugin import Activation, RotaryStyle
@@ -38,7 +39,45 @@ class DivisorScaling:
     divisors: tuple[float, ...]
 
 
-RotaryScaling = LinearScaling | Llama3Scaling | DivisorScaling
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """Frequencies that turn rarely divided by ``factor``, those that turn often kept, a ramp between."""
+
+    factor: float
+    original_max_position: int
+    attention_factor: float
+    """On cosines and sines."""
+    beta_fast: float = 32.0
+    """Turns within the original length from which on a frequency is kept."""
+    beta_slow: float = 1.0
+    """Turns up to which it is divided."""
+    truncate: bool = True
+    """Whether the ramp begins and ends at whole frequencies."""
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """A larger theta for a longer ``max_model_len`` than the original (dynamic NTK, fixed at load)."""
+
+    factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class LongropeScaling:
+    """Each frequency divided by its own number, of one list or the other by ``max_model_len`` (LongRoPE)."""
+
+    short: tuple[float, ...]
+    """For a ``max_model_len`` up to ``original_max_position``."""
+    long: tuple[float, ...]
+    original_max_position: int
+    attention_factor: float
+    """On cosines and sines, for both lists."""
+
+
+RotaryScaling = (
+    LinearScaling | Llama3Scaling | DivisorScaling | YarnScaling | DynamicScaling | LongropeScaling
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +91,16 @@ class RotaryDescription:
     scaling: RotaryScaling | None = None
 
 
+@enum.unique
+class QueryKeyNorm(enum.Enum):
+    """What is normed together before queries and keys rotate."""
+
+    HEAD = "head"
+    """Each head by itself; all share one weight of a head's size."""
+    PROJECTION = "projection"
+    """All heads of a token."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionDescription:
     """Attention of one layer."""
@@ -60,8 +109,11 @@ class AttentionDescription:
     num_kv_heads: int
     head_dim: int
     scale: float
+    rotary: RotaryDescription | None
+    """``None`` where nothing rotates."""
     qkv_bias: bool = False
     output_bias: bool = False
+    query_key_norm: QueryKeyNorm | None = None
     sliding_window: int | None = None
     softcap: float | None = None
 
@@ -75,12 +127,25 @@ class MlpDescription:
     activation: Activation = Activation.SILU
 
 
+@enum.unique
+class NormPlacement(enum.Enum):
+    """Where the norms of attention and feed-forward stand; ``f`` is either."""
+
+    BEFORE = "before"
+    """``x + f(norm(x))``."""
+    AFTER = "after"
+    """``x + norm(f(x))``."""
+    AROUND = "around"
+    """``x + norm(f(norm(x)))``."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerDescription:
-    """One layer: norm, attention, residual, norm, feed-forward, residual."""
+    """One layer: attention, then feed-forward, each added to what went in."""
 
     attention: AttentionDescription
     mlp: MlpDescription
+    norms: NormPlacement = NormPlacement.BEFORE
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +157,31 @@ class ModelDescription:
     vocab_size: int
     hidden_size: int
     norm_eps: float
-    rotary: RotaryDescription
     layers: tuple[LayerDescription, ...]
     tied_head: bool
     max_position: int
     """Positions that the checkpoint was made for."""
+    longest: int
+    """Positions up to which its rotary scaling can be stretched when asked; at least ``max_position``."""
+    embedding_scale: float = 1.0
+    """On the embedding of each token, rounded to the compute type."""
+    logit_softcap: float | None = None
+    """Logits become ``cap * tanh(logit / cap)``."""
 
     @property
     def num_layers(self) -> int:
         """Number of layers."""
         return len(self.layers)
+
+    @property
+    def rotaries(self) -> tuple[RotaryDescription, ...]:
+        """Every kind of rotation that a layer has."""
+        kinds = (layer.attention.rotary for layer in self.layers)
+        return tuple(dict.fromkeys(kind for kind in kinds if kind is not None))
+
+    @property
+    def sliding_window(self) -> int | None:
+        """How many tokens, itself included, any layer lets a token see; ``None`` when one sees all."""
+        windows = [layer.attention.sliding_window for layer in self.layers]
+        known = [window for window in windows if window is not None]
+        return max(known) if len(known) == len(windows) else None

@@ -105,15 +105,18 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
     )
     kernels = KernelChooser(registries, options.kernels, device, dtype)
     reader = WeightReader(checkpoint, method, model.names)
-    builder = Builder(model, reader, kernels, operations, device, dtype)
+    rotaries = description.rotaries
+    builder = Builder(model, reader, kernels, operations, device, dtype, rotaries)
     ends = builder.ends()
-    rotary = RotaryTable(description.rotary, max_model_len, device)
+    tables = tuple(RotaryTable(rotary, max_model_len, device) for rotary in rotaries)
     decoder = Decoder(
         embedding=ends.embedding,
-        rotary=rotary,
+        embedding_scale=float(torch.tensor(description.embedding_scale, dtype=dtype)),
+        rotaries=tables,
         layers=tuple(builder.layer(index) for index in range(description.num_layers)),
         final_norm=ends.final_norm,
         head=ends.head,
+        logit_softcap=description.logit_softcap,
         attention=attention,
         cache_planner=BackendCachePlanner(attention, spec, encoding),
     )
@@ -129,7 +132,7 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
             attention_selection,
             kv_selection,
         ),
-        weight_bytes=builder.nbytes + rotary.nbytes,
+        weight_bytes=builder.nbytes + sum(table.nbytes for table in tables),
         num_parameters=reader.num_parameters,
         num_threads=torch.get_num_threads(),
         warnings=tuple(reader.warnings()),
@@ -138,9 +141,9 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
 
 
 def _max_model_len(options: LoadOptions, description: ModelDescription) -> int:
-    asked, limit = options.max_model_len, description.max_position
+    asked, limit = options.max_model_len, description.longest
     if asked is None:
-        return limit
+        return description.max_position
     if not 1 <= asked <= limit:
         raise ModelLoadError(f"max_model_len is {asked}, the checkpoint allows 1 to {limit}")
     return asked

@@ -13,17 +13,24 @@ from torch import Tensor
 from hundredfold.plugin import Rotation
 from hundredfold_worker.model.description import (
     DivisorScaling,
+    DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongropeScaling,
     RotaryDescription,
+    YarnScaling,
 )
 from hundredfold_worker.model.errors import ModelLoadError
 
 MAX_TABLE_BYTES = 1 << 30
 
 
-def frequencies(rotary: RotaryDescription) -> Tensor:
-    """Radians per position, float32[dim / 2], scaling included."""
+def frequencies(rotary: RotaryDescription, max_model_len: int) -> Tensor:
+    """Radians per position, float32[dim / 2], scaling included.
+
+    Scalings that depend on a sequence's length take ``max_model_len`` for it: what lies in a cache cannot be
+    rotated anew when its sequence grows.
+    """
     exponents = torch.arange(0, rotary.dim, 2, dtype=torch.float32) / rotary.dim
     plain = 1.0 / (rotary.theta**exponents)
     match rotary.scaling:
@@ -35,6 +42,21 @@ def frequencies(rotary: RotaryDescription) -> Tensor:
             return plain / torch.tensor(divisors, dtype=torch.float32)
         case Llama3Scaling() as scaling:
             return _llama3(plain, scaling)
+        case YarnScaling() as scaling:
+            return _yarn(rotary, scaling)
+        case DynamicScaling(factor, original):
+            stretch = factor * max(max_model_len, original) / original - (factor - 1)
+            theta: float = rotary.theta * stretch ** (rotary.dim / (rotary.dim - 2))
+            return 1.0 / theta**exponents
+        case LongropeScaling() as scaling:
+            divisors = scaling.long if max_model_len > scaling.original_max_position else scaling.short
+            return 1.0 / (torch.tensor(divisors, dtype=torch.float32) * rotary.theta**exponents)
+
+
+def amplitude(rotary: RotaryDescription) -> float:
+    """What multiplies cosines and sines."""
+    scaling = rotary.scaling
+    return scaling.attention_factor if isinstance(scaling, (YarnScaling, LongropeScaling)) else 1.0
 
 
 def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -48,6 +70,25 @@ def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
     return torch.where(between, blended, stretched)
 
 
+def _yarn(rotary: RotaryDescription, scaling: YarnScaling) -> Tensor:
+    """A ramp over the frequencies, between those that turn ``beta_fast`` and ``beta_slow`` times."""
+    powers = rotary.theta ** (torch.arange(0, rotary.dim, 2, dtype=torch.float32) / rotary.dim)
+    low, high = (
+        rotary.dim
+        * math.log(scaling.original_max_position / (turns * 2 * math.pi))
+        / (2 * math.log(rotary.theta))
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    )
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary.dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(rotary.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    kept = 1 - ramp
+    return 1.0 / (scaling.factor * powers) * (1 - kept) + 1.0 / powers * kept
+
+
 class RotaryTable:
     """Cosines and sines of every position below ``max_model_len``."""
 
@@ -59,8 +100,11 @@ class RotaryTable:
                 f"{MAX_TABLE_BYTES}; set max_model_len to at most {MAX_TABLE_BYTES // (rotary.dim * 4)}"
             )
         self._rotary = rotary
-        angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies(rotary)
-        self._table = torch.stack((angles.cos(), angles.sin()), dim=-1).to(device)
+        angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies(
+            rotary, max_model_len
+        )
+        table = torch.stack((angles.cos(), angles.sin()), dim=-1)
+        self._table = table.mul_(amplitude(rotary)).to(device)
 
     @property
     def nbytes(self) -> int:

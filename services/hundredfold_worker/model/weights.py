@@ -98,21 +98,7 @@ class WeightReader:
 
     def _expected(self) -> set[str]:
         names = self._names
-        layers = [
-            name
-            for layer in names.layers
-            for name in (
-                layer.attention_norm,
-                layer.query,
-                layer.key,
-                layer.value,
-                layer.attention_output,
-                layer.mlp_norm,
-                layer.gate,
-                layer.up,
-                layer.down,
-            )
-        ]
+        layers = (name for layer in names.layers for name in layer)
         return {f"{name}.weight" for name in (*layers, names.embedding, names.final_norm, names.head)}
 
 

@@ -149,10 +149,13 @@ class TestTiedHead:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel'.*supported: LlamaForCausalLM"),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "'GPT2LMHeadModel'.*supported: .*LlamaForCausalLM.*Qwen3ForCausalLM",
+        ),
         ({"architectures": "absent"}, "architecture None is not supported"),
         ({"architectures": [["LlamaForCausalLM"]]}, "is not supported"),
-        ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu', expected is silu"),
+        ({"hidden_act": "relu"}, "'hidden_act' is 'relu', expected is one of silu, swish, gelu"),
         ({"hidden_size": "absent"}, "'hidden_size' is missing"),
         ({"hidden_size": "64"}, "'hidden_size' is '64', expected is a whole number"),
         ({"hidden_size": True}, "'hidden_size' is True"),
@@ -169,7 +172,7 @@ class TestTiedHead:
         ({"rms_norm_eps": 0}, "'rms_norm_eps' is 0"),
         ({"attention_bias": "yes"}, "'attention_bias' is 'yes', expected is true or false"),
         ({"attention_bias": True}, "'model.layers.0.self_attn.q_proj.bias' 64 is missing"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "'rope_parameters.rope_type' is 'yarn'"),
+        ({"rope_parameters": {"rope_type": "mrope"}}, "'rope_parameters.rope_type' is 'mrope', expected is"),
         ({"rope_parameters": {"rope_type": 7}}, "'rope_parameters.rope_type' is 7"),
         ({"rope_parameters": {"rope_type": "linear"}}, "'rope_parameters.factor' is missing"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "'rope_parameters.factor' is 0"),
@@ -219,7 +222,7 @@ def test_every_spelling_of_rotary_settings(
     directory: Path, changes: dict[str, Any], theta: float, factor: float | None
 ) -> None:
     change_config(directory, **changes)
-    rotary = load(directory).description.rotary
+    rotary = load(directory).description.rotaries[0]
     assert rotary.theta == theta
     assert getattr(rotary.scaling, "factor", None) == factor
 
@@ -281,7 +284,7 @@ def test_a_gguf_tensor_missing(tmp_path: Path, missing: str, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("general.architecture", "mamba", "architecture 'mamba' is not supported; supported: llama"),
+        ("general.architecture", "mamba", "architecture 'mamba' is not supported; supported: .*llama, olmo2"),
         ("llama.expert_count", 8, "mixtures of experts"),
         ("llama.block_count", 3, "'blk.2.attn_norm.weight' 64 is missing"),
         ("llama.attention.head_count", 5, r"'llama.attention.head_count_kv' is 2, expected is a divisor"),
@@ -289,8 +292,8 @@ def test_a_gguf_tensor_missing(tmp_path: Path, missing: str, monkeypatch: pytest
         ("llama.rope.dimension_count", 7, "'llama.rope.dimension_count' is 7, expected is even"),
         (
             "llama.rope.scaling.type",
-            "yarn",
-            "'llama.rope.scaling.type' is 'yarn', expected is none or linear",
+            "su",
+            "'llama.rope.scaling.type' is 'su', expected is one of none, linear, yarn, longrope",
         ),
         ("llama.attention.layer_norm_rms_epsilon", float("inf"), "'llama.attention.layer_norm_rms_epsilon'"),
         ("llama.context_length", "long", "'llama.context_length' is str, not a whole number"),

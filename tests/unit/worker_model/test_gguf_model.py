@@ -66,7 +66,7 @@ def test_tied_head(tmp_path: Path) -> None:
 def test_linear_scaling(tmp_path: Path) -> None:
     rope = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
     model = check(tmp_path / "model.gguf", lambda name: Kind.F32, rope_parameters=rope)
-    assert model.description.rotary.scaling == LinearScaling(4.0)
+    assert model.description.rotaries[0].scaling == LinearScaling(4.0)
 
 
 def test_llama3_scaling_as_a_tensor(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_llama3_scaling_as_a_tensor(tmp_path: Path) -> None:
         "original_max_position_embeddings": 32,
     }
     model = check(tmp_path / "model.gguf", lambda name: Kind.F32, rope_parameters=rope)
-    assert isinstance(model.description.rotary.scaling, DivisorScaling)
-    assert model.description.rotary.style is RotaryStyle.PAIRS
+    assert isinstance(model.description.rotaries[0].scaling, DivisorScaling)
+    assert model.description.rotaries[0].style is RotaryStyle.PAIRS
     assert not model.runtime.warnings
 
 

@@ -32,8 +32,8 @@ def rotated(rotary: RotaryDescription, positions: torch.Tensor, x: torch.Tensor)
 
 
 def test_llama3_ratios() -> None:
-    plain = frequencies(RotaryDescription(128, 500_000.0))
-    scaled = frequencies(RotaryDescription(128, 500_000.0, scaling=LLAMA3))
+    plain = frequencies(RotaryDescription(128, 500_000.0), 8192)
+    scaled = frequencies(RotaryDescription(128, 500_000.0, scaling=LLAMA3), 8192)
     ratios = (scaled / plain)[[28, 29, 34, 40]]
     torch.testing.assert_close(ratios, torch.tensor([1, 0.828168, 0.190211, 0.125]), atol=2e-6, rtol=0)
 
@@ -65,7 +65,7 @@ def test_rotation_equals_transformers(parameters: dict[str, object], scaling: ob
     )
     theirs = LlamaRotaryEmbedding(config)
     rotary = RotaryDescription(128, 500_000.0, scaling=scaling)  # type: ignore[arg-type]
-    assert torch.equal(frequencies(rotary), theirs.inv_freq)
+    assert torch.equal(frequencies(rotary, 16384), theirs.inv_freq)
     positions = torch.tensor([0, 1, 5, 1000, 9999])
     x = torch.randn(5, 4, 128, generator=torch.Generator().manual_seed(0))
     cosine, sine = theirs(x, positions[None])
@@ -94,7 +94,7 @@ def test_columns_past_the_rotary_part_stay(style: RotaryStyle) -> None:
 
 
 def test_divisors() -> None:
-    divided = frequencies(RotaryDescription(4, 1e4, scaling=DivisorScaling((1.0, 8.0))))
+    divided = frequencies(RotaryDescription(4, 1e4, scaling=DivisorScaling((1.0, 8.0))), 64)
     torch.testing.assert_close(divided, torch.tensor([1.0, 0.01 / 8]))
 
 

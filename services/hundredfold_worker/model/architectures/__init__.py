@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from hundredfold.models import GgufMetadata
-from hundredfold_worker.model.architectures import llama
+from hundredfold_worker.model.architectures import gemma2, gemma3, llama, olmo2, phi3, qwen
 from hundredfold_worker.model.architectures.names import DescribedModel, LayerNames, ParameterNames
 from hundredfold_worker.model.checkpoint import Checkpoint, ConfigJson, MappedTensors
 from hundredfold_worker.model.errors import ModelLoadError
@@ -13,12 +13,25 @@ from hundredfold_worker.model.errors import ModelLoadError
 __all__ = ["DescribedModel", "LayerNames", "ParameterNames", "describe"]
 
 FROM_CONFIG: Mapping[str, Callable[[ConfigJson], DescribedModel]] = {
+    "Gemma2ForCausalLM": gemma2.from_config,
+    "Gemma3ForCausalLM": gemma3.from_config,
     "LlamaForCausalLM": llama.from_config,
+    "MistralForCausalLM": llama.mistral_from_config,
+    "Olmo2ForCausalLM": olmo2.from_config,
+    "Phi3ForCausalLM": phi3.from_config,
+    "Qwen2ForCausalLM": qwen.qwen2_from_config,
+    "Qwen3ForCausalLM": qwen.qwen3_from_config,
 }
 """By ``architectures`` in config.json."""
 
 FROM_GGUF: Mapping[str, Callable[[GgufMetadata, MappedTensors], DescribedModel]] = {
+    "gemma2": gemma2.from_gguf,
+    "gemma3": gemma3.from_gguf,
     "llama": llama.from_gguf,
+    "olmo2": olmo2.from_gguf,
+    "phi3": phi3.from_gguf,
+    "qwen2": qwen.qwen2_from_gguf,
+    "qwen3": qwen.qwen3_from_gguf,
 }
 """By ``general.architecture`` in GGUF metadata."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hundredfold.models import GgufMetadata
+from hundredfold_worker.model.description import MAX_LAYERS
 from hundredfold_worker.model.errors import ModelLoadError
 
 
@@ -42,6 +43,16 @@ class GgufSection:
         if len(different) != 1 or not np.issubdtype(value.dtype, np.integer):
             raise self.wrong(key, "one whole number for all layers")
         return self._in_range(key, int(different.pop()), 1, most)
+
+    def pattern(self, key: str, *, default: int, count: int) -> list[bool]:
+        """Which of ``count`` layers differ: as a list says, or all but every n-th."""
+        value = self.metadata.values.get(self._full(key))
+        if isinstance(value, np.ndarray):
+            if value.dtype != np.bool_ or len(value) != count:
+                raise self.wrong(key, f"a whole number or {count} truth values")
+            return [bool(entry) for entry in value]
+        every = self.integer(key, default=default, most=MAX_LAYERS)
+        return [bool((index + 1) % every) for index in range(count)]
 
     def number(self, key: str, *, default: float) -> float:
         """A finite number above 0."""

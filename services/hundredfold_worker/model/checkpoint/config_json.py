@@ -35,6 +35,10 @@ class ConfigJson:
         """Whether the key has a value."""
         return self.values.get(key) is not None
 
+    def is_null(self, key: str) -> bool:
+        """Whether the key is there without a value, which for some keys is an answer of its own."""
+        return key in self.values and self.values[key] is None
+
     def integer(self, key: str, *, default: int | None = None, least: int = 1, most: int) -> int:
         """A whole number from ``least`` to ``most``; without a default the key has to be there."""
         value = self._get(key, default)
@@ -47,7 +51,7 @@ class ConfigJson:
         value = self._get(key, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise self.wrong(key, "a number")
-        if not math.isfinite(value) or value <= above:
+        if not _is_finite(value) or value <= above:
             raise self.wrong(key, f"a finite number above {above:g}")
         return float(value)
 
@@ -64,6 +68,17 @@ class ConfigJson:
         if not isinstance(value, str):
             raise self.wrong(key, "a string")
         return value
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """Exactly ``count`` finite numbers above 0."""
+        values = self._get(key, None)
+        if not isinstance(values, list) or len(values) != count:
+            raise self.wrong(key, f"a list of {count} numbers")
+        for value in values:
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not _is_finite(value) or value <= 0:
+                raise self.wrong(key, f"{count} finite numbers above 0")
+        return tuple(map(float, values))
 
     def section(self, key: str) -> ConfigJson | None:
         """The object under ``key``, or ``None`` when there is none."""
@@ -86,3 +101,11 @@ class ConfigJson:
         if value is None:
             raise ModelLoadError(f"{self.path}: '{self.prefix}{key}' is missing")
         return value
+
+
+def _is_finite(value: int | float) -> bool:
+    """Whether it is a number that a float holds; JSON has integers of any length."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
