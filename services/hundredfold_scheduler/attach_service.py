@@ -15,6 +15,7 @@ from hundredfold.telemetry import get_logger
 from hundredfold_scheduler.codec import submission_of
 from hundredfold_scheduler.core.request import Attachment
 from hundredfold_scheduler.engine import Engine
+from hundredfold_scheduler.model_agreement import ModelAgreement
 from hundredfold_scheduler.replica_stream import ReplicaStream
 
 log = get_logger(__name__)
@@ -30,25 +31,16 @@ class AttachService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self,
         engine: Engine,
         incarnation: str,
-        model_fingerprint: str | None,
+        model: ModelAgreement,
         max_unread_bytes: int,
         draining: Callable[[], bool],
     ) -> None:
         self._engine = engine
         self._incarnation = incarnation
-        self._model_fingerprint = model_fingerprint
-        """Of the model that was asked for, if one was."""
+        self._model = model
         self._max_unread_bytes = max_unread_bytes
         self._draining = draining
         self._streams: dict[str, ReplicaStream] = {}
-
-    def expected_fingerprint(self) -> str | None:
-        """Of the model that workers and replicas have to have: the one asked for, else that of the replicas
-        here.
-        """
-        if self._model_fingerprint is not None:
-            return self._model_fingerprint
-        return next((stream.model_fingerprint for stream in self._streams.values()), None)
 
     def worker_changed(self) -> None:
         """A worker came or went: every replica is told the limits."""
@@ -69,6 +61,7 @@ class AttachService(scheduler_pb2_grpc.SchedulerServiceServicer):
         attachment = self._engine.attach(hello.replica, stream.notify)
         stream.outbox = attachment.outbox
         self._streams[hello.replica] = stream
+        self._model.joined(hello.replica, hello.model_fingerprint)
         log.info("replica attached", replica=hello.replica)
         try:
             await stream.run(self._listen(request_iterator, attachment))
@@ -76,6 +69,7 @@ class AttachService(scheduler_pb2_grpc.SchedulerServiceServicer):
             self._engine.detach(attachment)
             if self._streams.get(hello.replica) is stream:
                 del self._streams[hello.replica]
+                self._model.left(hello.replica)
             log.info("replica gone", replica=hello.replica)
 
     async def _hello(self, messages: AsyncIterator[scheduler_pb2.AttachRequest]) -> scheduler_pb2.AttachHello:
@@ -98,12 +92,7 @@ class AttachService(scheduler_pb2_grpc.SchedulerServiceServicer):
         return hello
 
     def _check_model(self, hello: scheduler_pb2.AttachHello) -> None:
-        expected = self._model_fingerprint
-        if expected is None and self._engine.worker_ready and self._engine.limits is not None:
-            expected = self._engine.limits.model_fingerprint
-        if expected is None:
-            others = (s.model_fingerprint for name, s in self._streams.items() if name != hello.replica)
-            expected = next(others, None)
+        expected = self._model.expected(besides=hello.replica)
         if expected is not None and hello.model_fingerprint != expected:
             log.error(
                 "replica refused: another model", replica=hello.replica, fingerprint=hello.model_fingerprint

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from hundredfold.internal.v1 import worker_pb2
@@ -16,6 +17,7 @@ from hundredfold_scheduler.core.failures import WorkerProtocolError
 from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_scheduler.core.request import Attachment, Request, Submission
 from hundredfold_scheduler.core.scheduler import Scheduler
+from hundredfold_scheduler.core.worker import Worker
 
 log = get_logger(__name__)
 
@@ -24,13 +26,22 @@ IDLE_CHECK_S = 1.0
 
 
 class WorkerStream(Protocol):
-    """The stream to the connected worker."""
+    """The stream to a connected worker."""
 
     def send(self, message: worker_pb2.ExecuteRequest) -> None:
         """Send a plan soon; a stream that is broken says so through ``Engine.worker_lost``."""
 
     def abandon(self, reason: str) -> None:
         """Give the stream up: the worker behind it cannot be used any more."""
+
+
+@dataclass(slots=True, eq=False)
+class _Connected:
+    """A worker and the way to it."""
+
+    stream: WorkerStream
+    worker: Worker
+    last_result_at: float = 0.0
 
 
 class Engine:
@@ -44,26 +55,28 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.core = core
-        self.limits: WorkerLimits | None = None
-        """Of the worker that was seen last; ``None`` before the first."""
         self.on_worker_change: Callable[[], None] = lambda: None
         """Called when a worker came or went."""
         self._step_timeout_s = step_timeout_s
         self._heartbeat = heartbeat
         self._clock = clock
-        self._stream: WorkerStream | None = None
-        self._results: deque[worker_pb2.StepResult] = deque()
+        self._connected: dict[WorkerStream, _Connected] = {}
+        self._results: deque[tuple[_Connected, worker_pb2.StepResult]] = deque()
         self._woken = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._last_result_at = 0.0
         self._idle_since: float | None = None
         self._checked = True
         """Nothing has happened since accounts were last checked."""
 
     @property
     def worker_ready(self) -> bool:
-        """Whether a worker is connected."""
-        return self._stream is not None
+        """Whether any worker is connected."""
+        return bool(self._connected)
+
+    @property
+    def limits(self) -> WorkerLimits | None:
+        """The widest that a request may count on; ``None`` before the first worker."""
+        return self.core.state.known.widest(1)
 
     def attach(self, replica: str, notify: Callable[[], None]) -> Attachment:
         """A replica's new stream; ``notify`` is called when it has something to read."""
@@ -89,29 +102,33 @@ class Engine:
         self.core.finish(attachment, stream_id, index, kept_tokens, self._clock())
         self._woken.set()
 
-    def worker_connected(self, stream: WorkerStream, limits: WorkerLimits) -> None:
+    def worker_connected(self, stream: WorkerStream, name: str, limits: WorkerLimits) -> None:
         """A worker with an empty cache takes plans."""
-        self._results.clear()
-        self._stream = stream
-        self.limits = limits
-        self.core.connect(limits, self._clock())
+        worker = self.core.connect(name, limits, self._clock())
+        self._connected[stream] = _Connected(stream, worker)
         self.on_worker_change()
         self._woken.set()
 
     def worker_answered(self, stream: WorkerStream, result: worker_pb2.StepResult) -> None:
         """A step's result came in."""
-        if stream is self._stream:
-            self._results.append(result)
+        connected = self._connected.get(stream)
+        if connected is not None:
+            self._results.append((connected, result))
             self._woken.set()
 
     def worker_lost(self, stream: WorkerStream) -> None:
         """The stream has ended, whoever ended it."""
-        if stream is self._stream:
-            self._stream = None
-            self._results.clear()
-            self.core.lose_worker(self._clock())
+        connected = self._connected.pop(stream, None)
+        if connected is not None:
+            self.core.lose(connected.worker, self._clock())
             self.on_worker_change()
             self._woken.set()
+
+    def worker_forgotten(self, name: str) -> None:
+        """A worker that is gone is not waited for any more."""
+        self.core.forget(name, self._clock())
+        self.on_worker_change()
+        self._woken.set()
 
     async def run(self) -> None:
         """Turn for ever. Raises ``IntegrityError`` when the accounts disagree."""
@@ -127,42 +144,47 @@ class Engine:
         """Take in what came, plan as far ahead as allowed, tell the replicas."""
         now = self._clock()
         while self._results:
-            self._last_result_at = now
-            self._take(self._results.popleft(), now)
+            connected, result = self._results.popleft()
+            if connected.stream in self._connected:
+                connected.last_result_at = now
+                self._take(connected, result, now)
         self.core.expire(now)
-        while self._stream is not None and (plan := self.core.plan(self._clock())) is not None:
-            self._checked = False
-            self._stream.send(plan_message(plan))
+        for connected in list(self._connected.values()):
+            while (plan := self.core.plan(connected.worker, self._clock())) is not None:
+                self._checked = False
+                connected.stream.send(plan_message(plan))
         for attachment in list(self.core.state.attachments.values()):
             if attachment.outbox:
                 attachment.notify()
-        self._check_worker(now)
+        self._check_workers(now)
         self._check_when_idle(now)
 
-    def _take(self, message: worker_pb2.StepResult, now: float) -> None:
+    def _take(self, connected: _Connected, message: worker_pb2.StepResult, now: float) -> None:
         try:
-            self.core.apply(result_of(message), now)
+            self.core.apply(connected.worker, result_of(message), now)
         except WorkerProtocolError as error:
-            log.error("the worker's result cannot be true", error=str(error))
-            self._abandon(str(error))
+            log.error("a worker's result cannot be true", worker=connected.worker.name, error=str(error))
+            self._abandon(connected, str(error))
 
-    def _abandon(self, reason: str) -> None:
-        stream = self._stream
-        if stream is not None:
-            self.worker_lost(stream)
-            stream.abandon(reason)
+    def _abandon(self, connected: _Connected, reason: str) -> None:
+        self.worker_lost(connected.stream)
+        connected.stream.abandon(reason)
 
-    def _check_worker(self, now: float) -> None:
+    def _check_workers(self, now: float) -> None:
         """A worker that does not answer is as dead as one that is gone."""
-        due = self._result_due()
-        if due is not None and now >= due:
-            log.error("the worker answers no step", step_timeout_s=self._step_timeout_s)
-            self._abandon(f"no result within step_timeout_s = {self._step_timeout_s:g}")
+        for connected in list(self._connected.values()):
+            due = self._result_due(connected)
+            if due is not None and now >= due:
+                timeout_s = self._step_timeout_s
+                log.error("a worker answers no step", worker=connected.worker.name, step_timeout_s=timeout_s)
+                self._abandon(connected, f"no result within step_timeout_s = {timeout_s:g}")
 
-    def _result_due(self) -> float | None:
+    def _result_due(self, connected: _Connected) -> float | None:
         """When the worker is late; a step begins when it was sent or the one before it was done."""
-        sent_at = self.core.oldest_plan_sent_at()
-        return None if sent_at is None else max(sent_at, self._last_result_at) + self._step_timeout_s
+        in_flight = connected.worker.in_flight
+        if not in_flight:
+            return None
+        return max(in_flight[0].sent_at, connected.last_result_at) + self._step_timeout_s
 
     def _check_when_idle(self, now: float) -> None:
         if not self.core.idle:
@@ -175,7 +197,7 @@ class Engine:
 
     def _set_timer(self) -> None:
         """Wake up when a deadline passes, a result is overdue or an idle engine can be checked."""
-        times = [self.core.next_deadline(), self._result_due()]
+        times = [self.core.next_deadline(), *map(self._result_due, self._connected.values())]
         if self._idle_since is not None and not self._checked:
             times.append(self._idle_since + IDLE_CHECK_S)
         due = min((when for when in times if when is not None), default=None)

@@ -26,7 +26,6 @@ class ReplicaStream:
         welcome: scheduler_pb2.AttachWelcome,
     ) -> None:
         self.replica = hello.replica
-        self.model_fingerprint = hello.model_fingerprint
         self.outbox = Outbox()
         """What the replica has yet to be told; the engine's, once attached."""
         self._write_message = write

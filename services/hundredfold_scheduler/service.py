@@ -16,10 +16,11 @@ from hundredfold_scheduler.attach_service import AttachService
 from hundredfold_scheduler.core.intake import QueueLimits
 from hundredfold_scheduler.core.scheduler import Scheduler, SchedulerConfig
 from hundredfold_scheduler.engine import Engine
+from hundredfold_scheduler.model_agreement import ModelAgreement
 from hundredfold_scheduler.readiness import Readiness
 from hundredfold_scheduler.settings import SchedulerSettings
 from hundredfold_scheduler.watcher import Watcher
-from hundredfold_scheduler.worker_link import WorkerLink
+from hundredfold_scheduler.worker_pool import WorkerPool
 
 log = get_logger(__name__)
 
@@ -44,17 +45,13 @@ class SchedulerService:
         )
         self.engine = Engine(self.core, settings.step_timeout_s, self.host.heartbeat("engine", _TURN_LIMIT_S))
         incarnation = self.host.facts.incarnation
+        model = ModelAgreement(model_fingerprint, self.core.state)
         self.attach = AttachService(
-            self.engine, incarnation, model_fingerprint, settings.unread_limit, lambda: self.host.draining
+            self.engine, incarnation, model, settings.unread_limit, lambda: self.host.draining
         )
         self.engine.on_worker_change = self.attach.worker_changed
-        self.link = WorkerLink(
-            settings,
-            self.engine,
-            Readiness(self.host.set_ready, settings.recovery_grace_s),
-            incarnation,
-            self.attach.expected_fingerprint,
-        )
+        readiness = Readiness(self.host.set_ready, settings.recovery_grace_s)
+        self.workers = WorkerPool(settings, self.engine, readiness, model, incarnation)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self.attach, self.host.server)
         self.host.metrics.watch_load(self._sample)
 
@@ -62,7 +59,7 @@ class SchedulerService:
         """Serve until asked to stop; returns the process's exit code."""
         tasks = [
             asyncio.create_task(self._guard("engine", self.engine.run())),
-            asyncio.create_task(self._guard("worker link", self.link.run())),
+            asyncio.create_task(self._guard("workers", self.workers.run())),
         ]
         try:
             return await self.host.run()
@@ -81,7 +78,8 @@ class SchedulerService:
             own.model.vocab_size = limits.vocab_size
             for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
                 own.settings[name] = str(getattr(limits, name))
-        return [own, *await self._worker_info()]
+        workers = await asyncio.gather(*map(self._worker_info, self.workers.posts))
+        return [own, *(info for infos in workers for info in infos)]
 
     async def load(self) -> control_pb2.GetLoadResponse:
         """How busy it is."""
@@ -104,8 +102,8 @@ class SchedulerService:
         """Requests that a drain waits for."""
         return len(self.core.state.requests)
 
-    async def _worker_info(self) -> list[control_pb2.ServiceInfo]:
-        async with open_channel(self.settings.worker, self.settings.max_message_bytes) as channel:
+    async def _worker_info(self, address: str) -> list[control_pb2.ServiceInfo]:
+        async with open_channel(address, self.settings.max_message_bytes) as channel:
             stub: Any = control_pb2_grpc.ControlServiceStub(channel)
             try:
                 answer = await stub.GetServerInfo(

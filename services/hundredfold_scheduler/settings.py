@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from hundredfold.config import MIB, ServiceSettings
+from hundredfold_scheduler.addresses import check_address
 
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 256
 
@@ -18,8 +19,11 @@ class SchedulerSettings(ServiceSettings):
 
     listen: tuple[str, ...] = ("127.0.0.1:50052",)
 
-    worker: str = "127.0.0.1:50053"
-    """Address of the worker."""
+    worker: tuple[str, ...] = ("127.0.0.1:50053",)
+    """Addresses of the workers, or ``dns:///NAME:PORT`` for all that a name stands for; comma-separated."""
+
+    worker_lookup_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
+    """Seconds between two look-ups of a worker's ``dns:///`` name."""
 
     model: str | None = None
     """The model that the worker has to serve, named as there; any, as long as the tokenizers agree, when
@@ -55,6 +59,13 @@ class SchedulerSettings(ServiceSettings):
 
     step_timeout_s: Annotated[float, Field(gt=0, le=86400)] = 120.0
     """Seconds after which a worker that answers no step counts as dead."""
+
+    @field_validator("worker")
+    @classmethod
+    def _workers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("names no worker")
+        return tuple(dict.fromkeys(map(check_address, value)))
 
     @property
     def unread_limit(self) -> int:

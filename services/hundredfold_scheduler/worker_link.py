@@ -1,11 +1,11 @@
-"""The way to the worker: wait for it, shake hands, carry plans and results, notice its end, come back."""
+"""The way to one worker: wait for it, shake hands, carry plans and results, notice its end, come back."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -15,9 +15,7 @@ from hundredfold.rpc import PROTOCOL_VERSION, open_channel
 from hundredfold.telemetry import get_logger
 from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_scheduler.engine import Engine
-from hundredfold_scheduler.readiness import Readiness
-from hundredfold_scheduler.settings import SchedulerSettings
-from hundredfold_scheduler.worker_limits import WorkerRefused, limits_in_force
+from hundredfold_scheduler.worker_limits import WorkerRefused
 
 log = get_logger(__name__)
 
@@ -29,32 +27,41 @@ class WorkerLost(Exception):
     """There is no stream to the worker, or it has ended."""
 
 
+class WorkerHall(Protocol):
+    """What a link has to ask or tell whoever keeps all links."""
+
+    def check(self, address: str, info: worker_pb2.GetWorkerInfoResponse) -> WorkerLimits:
+        """The limits to plan with. Raises ``WorkerRefused``."""
+
+    def connected(self, address: str, incarnation: str) -> None:
+        """The worker takes plans."""
+
+    def away(self, address: str, reason: str) -> None:
+        """There is no worker, and why."""
+
+
 class WorkerLink:
-    """Keeps one worker connected to the engine."""
+    """Keeps the worker at one address connected to the engine."""
 
     def __init__(
-        self,
-        settings: SchedulerSettings,
-        engine: Engine,
-        readiness: Readiness,
-        incarnation: str,
-        expected_fingerprint: Callable[[], str | None],
+        self, address: str, engine: Engine, hall: WorkerHall, incarnation: str, max_message_bytes: int
     ) -> None:
-        self._settings = settings
+        self.address = address
         self._engine = engine
-        self._readiness = readiness
+        self._hall = hall
         self._incarnation = incarnation
         """This scheduler's."""
-        self._expected_fingerprint = expected_fingerprint
+        self._max_message_bytes = max_message_bytes
         self._explained = ""
+        self._last = False
 
     async def run(self) -> None:
-        """Connect, and connect again whenever the worker is gone. Ends only by cancellation."""
+        """Connect, and connect again whenever the worker is gone. Ends by cancellation or after ``leave``."""
         wait_s = _FIRST_WAIT_S
-        while True:
+        while not self._last:
             try:
                 # A new channel each time, without the last one's backoff.
-                async with open_channel(self._settings.worker, self._settings.max_message_bytes) as channel:
+                async with open_channel(self.address, self._max_message_bytes) as channel:
                     wait_s = await self._session(worker_pb2_grpc.WorkerServiceStub(channel), wait_s)
             except WorkerRefused as refusal:
                 self._explain(f"the worker is refused: {refusal}", log.error)
@@ -65,6 +72,14 @@ class WorkerLink:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _MOST_WAIT_S)
 
+    def leave(self) -> None:
+        """The address is not listed any more: a session that runs is the last one."""
+        self._last = True
+
+    def stay(self) -> None:
+        """The address is listed again."""
+        self._last = False
+
     async def _session(self, stub: Any, wait_s: float) -> float:
         """Wait for the worker to be ready, then serve it until it is gone; returns how long to wait then."""
         info: worker_pb2.GetWorkerInfoResponse = await stub.GetWorkerInfo(
@@ -73,11 +88,11 @@ class WorkerLink:
         if not info.ready:
             self._explain("the worker loads its model", log.info)
             return wait_s
-        limits = limits_in_force(info, self._settings, self._expected_fingerprint())
+        limits = self._hall.check(self.address, info)
         call = stub.Execute()
         try:
             await self._shake_hands(call, info)
-            await self._serve(call, limits)
+            await self._serve(call, limits, info.incarnation)
         finally:
             call.cancel()
         return _FIRST_WAIT_S
@@ -103,13 +118,13 @@ class WorkerLink:
         if answer.welcome.incarnation != info.incarnation:
             raise WorkerLost("the worker was restarted during the handshake")
 
-    async def _serve(self, call: Any, limits: WorkerLimits) -> None:
+    async def _serve(self, call: Any, limits: WorkerLimits, incarnation: str) -> None:
         """Carry plans and results until the stream ends or the engine gives it up."""
         stream = ExecuteStream(call)
-        log.info("worker connected", worker=self._settings.worker, blocks=limits.num_blocks)
+        log.info("worker connected", worker=self.address, blocks=limits.num_blocks)
         self._explained = ""
-        self._engine.worker_connected(stream, limits)
-        self._readiness.connected()
+        self._engine.worker_connected(stream, self.address, limits)
+        self._hall.connected(self.address, incarnation)
         reader = asyncio.create_task(self._read(call, stream))
         writer = asyncio.create_task(stream.write())
         try:
@@ -120,7 +135,6 @@ class WorkerLink:
             await reader
         finally:
             self._engine.worker_lost(stream)
-            self._readiness.lost()
             reader.cancel()
             writer.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
@@ -134,8 +148,8 @@ class WorkerLink:
         """Say why there is no worker, once per reason."""
         if reason != self._explained:
             self._explained = reason
-            tell("no worker", worker=self._settings.worker, reason=reason)
-        self._readiness.explain(f"worker {self._settings.worker}: {reason}")
+            tell("no worker", worker=self.address, reason=reason)
+        self._hall.away(self.address, reason)
 
 
 class ExecuteStream:

@@ -48,7 +48,7 @@ def measure(running: int, waiting: int, steps: int) -> dict[str, float]:
     limits = WorkerLimits("model", 8192, 50_000, BLOCK, running * 600, running, 8192)
     scheduler = Scheduler(SchedulerConfig(QueueLimits(10**6, 10**9)), seed=bytes(32))
     replica = scheduler.attach("replica", lambda: None, 0.0)
-    scheduler.connect(limits, 0.0)
+    seats = scheduler.connect("worker", limits, 0.0)
     for number in range(running + waiting):
         prompt = array("I", [(number * 31 + i) % 50_000 for i in range(PROMPT)])
         scheduler.submit(replica, Submission(number, f"r{number}", prompt, OUTPUT, None, deadline_s=1e6), 0.0)
@@ -59,14 +59,14 @@ def measure(running: int, waiting: int, steps: int) -> dict[str, float]:
     for step in range(steps + 20):
         now = float(step)
         start = clock()
-        plan = scheduler.plan(now)
+        plan = scheduler.plan(seats, now)
         planned = clock()
         if plan is not None:
             pending.append(worker.step(plan))
         if len(pending) < 2:
             continue
         applying = clock()
-        scheduler.apply(pending.pop(0), now)
+        scheduler.apply(seats, pending.pop(0), now)
         applied = clock()
         batch = replica.outbox.drain()
         drained = clock()

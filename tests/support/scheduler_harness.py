@@ -22,6 +22,7 @@ from hundredfold_scheduler.core.policy import (
 from hundredfold_scheduler.core.request import Attachment, Submission
 from hundredfold_scheduler.core.scheduler import Scheduler, SchedulerConfig
 from hundredfold_scheduler.core.step import StepPlan, StepResult
+from hundredfold_scheduler.core.worker import Worker
 from support.fake_worker import EOS, FakeWorker, Script
 
 SMALL = WorkerLimits(
@@ -110,12 +111,18 @@ class Harness:
             self.limits.max_num_batched_tokens,
             self.limits.vocab_size,
         )
-        self.scheduler.connect(self.limits, self.now)
+        self.seats: Worker = self.scheduler.connect("worker", self.limits, self.now)
+        """The worker as the scheduler sees it."""
 
     def kill_worker(self) -> None:
         """The worker dies with what was in flight, and stays away."""
         self.results.clear()
-        self.scheduler.lose_worker(self.now)
+        self.scheduler.lose(self.seats, self.now)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the worker is there."""
+        return self.seats.name in self.scheduler.state.workers
 
     def submit(
         self,
@@ -154,7 +161,8 @@ class Harness:
     def plan_ahead(self) -> bool:
         """Send every plan that may be sent now; false when there was none."""
         made = len(self.plans)
-        while (plan := self.scheduler.plan(self.now)) is not None:
+        self.scheduler.expire(self.now)
+        while self.connected and (plan := self.scheduler.plan(self.seats, self.now)) is not None:
             self.plans.append(plan)
             self.results.append(self.worker.step(plan))
         return len(self.plans) > made
@@ -163,7 +171,7 @@ class Harness:
         """Take the next result in and read what it brought; false when none is due."""
         due = bool(self.results)
         if due:
-            self.scheduler.apply(self.results.popleft(), self.now)
+            self.scheduler.apply(self.seats, self.results.popleft(), self.now)
         if self.check_every_step:
             check_sums(self.scheduler.state)
         self.read()
@@ -199,15 +207,14 @@ class Harness:
         state = self.scheduler.state
         check_all(state)
         assert not state.requests
-        assert not state.running
-        assert not state.parked
+        assert not state.num_running
+        assert not state.num_parked
         assert not self.replica.requests
         assert len(state.waiting) == 0
         assert len(state.deadlines) == 0
         assert state.waiting.num_tokens == state.waiting.fresh_tokens == state.waiting.num_fresh == 0
         assert not self.replica.outbox
-        assert state.worker is not None
-        pool = state.worker.cache.pool
+        pool = self.seats.cache.pool
         assert pool.num_used == 0
         assert pool.num_free + pool.num_cached == pool.num_blocks
-        assert state.worker.cache.promised == 0
+        assert self.seats.cache.promised == 0

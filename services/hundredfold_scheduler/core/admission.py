@@ -6,7 +6,12 @@ import enum
 
 from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.request import Sequence, Status
-from hundredfold_scheduler.core.state import State, Worker
+from hundredfold_scheduler.core.routing import Place, Router
+from hundredfold_scheduler.core.state import State
+from hundredfold_scheduler.core.worker import Worker
+
+PATIENCE_S = 2.0
+"""A worker that is late by more gets no preference: what would have gone there goes to another."""
 
 
 @enum.unique
@@ -14,15 +19,16 @@ class Verdict(enum.Enum):
     """What became of a candidate."""
 
     ADMITTED = "admitted"
-    NO_MEMORY = "does not fit beside the running ones"
-    HAS_TO_BE_ALONE = "runs alone, and others run"
+    NO_ROOM = "does not fit beside the running ones, or has to be alone"
+    ELSEWHERE = "another worker is the place for it"
 
 
 class Admission:
-    """Says whether a sequence fits, and seats it."""
+    """Says where a sequence goes, and seats it."""
 
-    def __init__(self, state: State, observer: Observer) -> None:
+    def __init__(self, state: State, router: Router, observer: Observer) -> None:
         self._state = state
+        self._router = router
         self._observer = observer
 
     def try_admit(self, sequence: Sequence, worker: Worker, budget: int, now: float) -> Verdict:
@@ -32,40 +38,77 @@ class Admission:
         any other is taken: so what is counted as cached is what the worker will read. A prompt is admitted
         only when all of it has room, and the room that its later chunks need is set aside.
         """
-        running = self._state.running
-        if sequence.solo and running:
-            return Verdict.HAS_TO_BE_ALONE
+        place = self._find(sequence, worker)
+        if len(self._state.workers) > 1:
+            verdict = self._weigh(sequence, worker, place, now)
+            if verdict is not Verdict.ADMITTED:
+                return verdict
+        if place is None:
+            return Verdict.NO_ROOM
         cache = worker.cache
-        hits = cache.match(sequence)
-        missing = cache.blocks_for(min(sequence.total + 1, sequence.last_needed)) - len(hits)
-        if running and missing + cache.revived(hits) > cache.num_unpromised - self.headroom():
-            return Verdict.NO_MEMORY
-
-        cached = len(hits) * cache.block_size
-        chunk = min(sequence.total - cached, budget)
-        cache.adopt(sequence, hits, promised=missing)
-        if not cache.grow(sequence, cached + chunk):
+        cached = place.num_cached
+        cache.adopt(sequence, place.hits, promised=place.missing)
+        if not cache.grow(sequence, cached + min(sequence.total - cached, budget)):
             cache.release(sequence)
             sequence.reset()
-            return Verdict.NO_MEMORY
+            return Verdict.NO_ROOM
         self._seat(sequence, worker, cached, now)
         return Verdict.ADMITTED
 
-    def headroom(self) -> int:
+    def headroom(self, worker: Worker) -> int:
         """Blocks left free for those that run, half a block each. With none a newcomer soon is the next
         victim; with a whole one seats stay empty for longer than the recomputation saved is worth.
         """
-        return len(self._state.running) // 2
+        return len(worker.running) // 2
+
+    def _find(self, sequence: Sequence, worker: Worker) -> Place | None:
+        """The place that a worker has for a sequence now."""
+        if not worker.limits.holds(sequence.prompt_len, sequence.max_tokens):
+            return None
+        running = worker.running
+        if sequence.solo and running:
+            return None
+        cache = worker.cache
+        hits = cache.match(sequence)
+        missing = cache.blocks_for(min(sequence.total + 1, sequence.last_needed)) - len(hits)
+        if running and missing + cache.revived(hits) > cache.num_unpromised - self.headroom(worker):
+            return None
+        return Place(worker, hits, missing)
+
+    def _weigh(self, sequence: Sequence, worker: Worker, place: Place | None, now: float) -> Verdict:
+        """Whether this worker is the one, when there are others."""
+        others = [
+            other
+            for other in self._state.workers.values()
+            if other is not worker and other.takes_new and not other.is_late(now, PATIENCE_S)
+        ]
+        places = [] if place is None else [place]
+        for other in others:
+            if other.slots.num_free and not other.runs_solo:
+                there = self._find(sequence, other)
+                if there is not None:
+                    places.append(there)
+        if places:
+            chosen = places[0] if len(places) == 1 else self._router.choose(sequence, places)
+            return Verdict.ADMITTED if chosen is place else Verdict.ELSEWHERE
+        if not worker.limits.holds(sequence.prompt_len, sequence.max_tokens):
+            return Verdict.ELSEWHERE
+        if sequence.solo and any(len(other.running) < len(worker.running) for other in others):
+            return Verdict.ELSEWHERE  # the emptiest one makes room for it, the rest go on
+        return Verdict.NO_ROOM
 
     def _seat(self, sequence: Sequence, worker: Worker, cached: int, now: float) -> None:
-        state = self._state
         request = sequence.request
         sequence.queue_entry = None
         sequence.status = Status.RUNNING
+        sequence.worker = worker
         sequence.slot = worker.slots.take()
         sequence.bypassed = 0
-        state.running[sequence.number] = sequence
-        state.totals.cached_tokens += cached
+        worker.running[sequence.number] = sequence
+        if sequence.started:
+            # It may have unread ids from another worker: what this one brings is not to lie beside them.
+            sequence.outbox.fold()
+        self._state.totals.cached_tokens += cached
         if not sequence.first_token_at:
             # Of a prompt that is begun again, what counts is the run that leads to its first token.
             request.cached_tokens = min(cached, sequence.prompt_len)

@@ -8,8 +8,9 @@ from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.outbox import Outbox
 from hundredfold_scheduler.core.preemption import requeue
 from hundredfold_scheduler.core.request import Sequence, Status
-from hundredfold_scheduler.core.state import InFlight, State, Worker
+from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.step import RowScores, StepResult
+from hundredfold_scheduler.core.worker import InFlight, Worker
 
 _DONE, _RUNNING = Status.DONE, Status.RUNNING
 """Names that cost one look-up in the loops below."""
@@ -30,7 +31,7 @@ class Applier:
         record = _check(result, worker)
         worker.in_flight.popleft()
         for attachment in self._state.attachments.values():
-            attachment.outbox.begin_step()
+            attachment.outbox.begin_step(worker.name)
         self._apply_rows(result, record, worker, now)
         for row_scores in result.scores:
             self._deliver_scores(row_scores, record.rows[row_scores.row])
@@ -46,10 +47,10 @@ class Applier:
             reason = Failure(row_failure.code, row_failure.message, row_failure.field)
             self._ending.fail(sequence.request, reason, now)
         worker.applied = record.step
-        for sequence in list(self._state.parked.values()):
+        for sequence in list(worker.parked.values()):
             if sequence.last_step <= record.step:
                 # A victim whose last result this was can be computed again.
-                del self._state.parked[sequence.number]
+                del worker.parked[sequence.number]
                 requeue(self._state, sequence)
 
     def _apply_rows(self, result: StepResult, record: InFlight, worker: Worker, now: float) -> None:

@@ -108,7 +108,7 @@ class Cache:
         """Take a failed sequence's content out of the index, whoever holds it: what made the sequence fail
         may lie in any of its blocks.
         """
-        for digest in sequence.block_hashes:
+        for digest in sequence.hashes.get(self._hasher, ())[1:]:
             block = self.index.find(digest)
             if block is not None:
                 self.index.remove(digest)
@@ -116,14 +116,14 @@ class Cache:
 
     def _hash(self, sequence: Sequence, number: int) -> bytes:
         """The hash of the sequence's block ``number``, whose tokens are all known."""
-        hashes = sequence.block_hashes
-        if not sequence.root_hash:
+        hashes = sequence.hashes.get(self._hasher)
+        if hashes is None:
             submission = sequence.request.submission
-            sequence.root_hash = self._hasher.root(submission.adapter, submission.cache_salt)
+            root = self._hasher.root(submission.adapter, submission.cache_salt)
+            hashes = sequence.hashes[self._hasher] = [root]
         size = self.block_size
         tokens: array[int] = sequence.tokens
-        while len(hashes) <= number:
-            parent = hashes[-1] if hashes else sequence.root_hash
-            start = len(hashes) * size
-            hashes.append(self._hasher.block(parent, tokens[start : start + size]))
-        return hashes[number]
+        while len(hashes) <= number + 1:
+            start = (len(hashes) - 1) * size
+            hashes.append(self._hasher.block(hashes[-1], tokens[start : start + size]))
+        return hashes[number + 1]

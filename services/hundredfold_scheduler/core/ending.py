@@ -8,6 +8,7 @@ from hundredfold_scheduler.core.outbox import FinishedChoice
 from hundredfold_scheduler.core.request import Request, Sequence, Status
 from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.step import EndReason
+from hundredfold_scheduler.core.worker import Worker
 
 
 class Ending:
@@ -47,12 +48,9 @@ class Ending:
         self._state.totals.cancelled += 1
         self._observer.dropped(request, now)
 
-    def unseat(self, sequence: Sequence) -> None:
+    def unseat(self, sequence: Sequence, worker: Worker) -> None:
         """Give back a running sequence's slot and blocks."""
-        worker = self._state.worker
-        if worker is None:
-            raise ValueError(f"sequence {sequence.number} runs without a worker")
-        del self._state.running[sequence.number]
+        del worker.running[sequence.number]
         worker.cache.release(sequence)
         worker.slots.give_back(sequence.slot)
         sequence.slot = -1
@@ -60,12 +58,14 @@ class Ending:
     def _leave(self, request: Request, now: float) -> None:
         state = self._state
         sequence = request.sequence
-        if sequence.status is Status.RUNNING:
-            self.unseat(sequence)
-        elif sequence.status is Status.WAITING:
+        worker = sequence.worker
+        if worker is None:
             state.waiting.remove(sequence)
-        elif sequence.status is Status.PARKED:
-            del state.parked[sequence.number]
+        elif sequence.status is Status.RUNNING:
+            self.unseat(sequence, worker)
+        else:
+            del worker.parked[sequence.number]
+        sequence.worker = None
         sequence.status = Status.DONE
         if request.deadline is not None:
             state.deadlines.remove(request.deadline)

@@ -50,8 +50,9 @@ class Intake:
             raise Refused("invalid", Failure(Code.INVALID_ARGUMENT, message, "resume"))
         if submission.deadline_s is not None and submission.deadline_s <= 0:
             raise Refused("expired", expired())
-        if state.worker is not None:
-            misfit = never_fits(submission.prompt, len(submission.prior), state.worker.limits)
+        limits = state.known.widest(len(submission.prompt))
+        if limits is not None:
+            misfit = never_fits(submission.prompt, len(submission.prior), limits)
             if misfit is not None:
                 raise Refused("invalid", misfit)
         if not submission.prior:
@@ -59,9 +60,7 @@ class Intake:
 
     def _check_queue(self, submission: Submission, now: float) -> None:
         waiting, limits = self._state.waiting, self._limits
-        worker = self._state.worker
-        seats = worker.slots.num_free if worker is not None else 0
-        if waiting.num_fresh >= limits.max_requests + seats:
+        if waiting.num_fresh >= limits.max_requests + self._state.free_seats:
             raise Refused(
                 "queue_requests",
                 Failure(
@@ -108,7 +107,7 @@ def never_fits(prompt: array[int], num_output: int, limits: WorkerLimits) -> Fai
         return Failure(Code.INVALID_ARGUMENT, message, "prompt")
     if num_output > limits.room_for_output(length):
         message = (
-            f"{length} prompt and {num_output} answered tokens do not fit the worker that is there now: "
+            f"{length} prompt and {num_output} answered tokens do not fit any worker that is there now: "
             f"{limits.room_for_output(length)} can be answered"
         )
         return Failure(Code.RESOURCE_EXHAUSTED, message)

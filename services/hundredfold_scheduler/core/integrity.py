@@ -6,7 +6,8 @@ from collections import Counter
 
 from hundredfold_scheduler.core.cache import Cache
 from hundredfold_scheduler.core.request import Sequence, Status
-from hundredfold_scheduler.core.state import State, Worker
+from hundredfold_scheduler.core.state import State
+from hundredfold_scheduler.core.worker import Worker
 
 
 class IntegrityError(Exception):
@@ -16,22 +17,21 @@ class IntegrityError(Exception):
 
 
 def check_sums(state: State) -> None:
-    """What holds after every step, in O(1): every block and every slot is somewhere, once. Raises
+    """What holds after every step, in O(workers): every block and every slot is somewhere, once. Raises
     ``IntegrityError``.
     """
-    worker = state.worker
-    if worker is None:
-        _expect(not state.running and not state.parked, "sequences run without a worker")
-        return
-    pool = worker.cache.pool
-    _expect(
-        pool.num_free + pool.num_cached + pool.num_used == pool.num_blocks and pool.num_used >= 0,
-        f"{pool.num_free} free, {pool.num_cached} cached, {pool.num_used} used of {pool.num_blocks} blocks",
-    )
-    _expect(
-        worker.slots.num_free + len(state.running) == worker.slots.count,
-        f"{worker.slots.num_free} slots are free, {len(state.running)} taken, {worker.slots.count} there",
-    )
+    for worker in state.workers.values():
+        pool = worker.cache.pool
+        _expect(
+            pool.num_free + pool.num_cached + pool.num_used == pool.num_blocks and pool.num_used >= 0,
+            f"{worker.name}: {pool.num_free} free, {pool.num_cached} cached, {pool.num_used} used of "
+            f"{pool.num_blocks} blocks",
+        )
+        slots, running = worker.slots, len(worker.running)
+        _expect(
+            slots.num_free + running == slots.count,
+            f"{worker.name}: {slots.num_free} slots are free, {running} taken, {slots.count} there",
+        )
 
 
 def check_all(state: State) -> None:
@@ -40,9 +40,11 @@ def check_all(state: State) -> None:
     """
     check_sums(state)
     _check_requests(state)
-    if state.worker is not None:
-        _check_slots(state, state.worker)
-        _check_blocks(state, state.worker.cache)
+    for name, worker in state.workers.items():
+        _expect(name == worker.name, f"{worker.name} is known as {name}")
+        _check_placed(worker)
+        _check_slots(worker)
+        _check_blocks(worker)
 
 
 def _check_requests(state: State) -> None:
@@ -54,13 +56,14 @@ def _check_requests(state: State) -> None:
     placed = Counter(request.sequence.status for request in state.requests.values())
     found = {
         Status.WAITING: len(state.waiting),
-        Status.RUNNING: len(state.running),
-        Status.PARKED: len(state.parked),
+        Status.RUNNING: state.num_running,
+        Status.PARKED: state.num_parked,
         Status.DONE: 0,
     }
     for status, count in found.items():
         _expect(placed[status] == count, f"{count} sequences are {status.name}, {placed[status]} say so")
     waiting = state.waiting.items()
+    _expect(all(sequence.worker is None for sequence in waiting), "a waiting sequence is on a worker")
     tokens = sum(sequence.total for sequence in waiting)
     _expect(
         tokens == state.waiting.num_tokens, f"{tokens} tokens wait, {state.waiting.num_tokens} are counted"
@@ -75,21 +78,34 @@ def _check_requests(state: State) -> None:
     )
 
 
-def _check_slots(state: State, worker: Worker) -> None:
-    slots = [*worker.slots.free_slots(), *(sequence.slot for sequence in state.running.values())]
+def _check_placed(worker: Worker) -> None:
+    placed = [
+        *((sequence, Status.RUNNING) for sequence in worker.running.values()),
+        *((sequence, Status.PARKED) for sequence in worker.parked.values()),
+    ]
+    for sequence, status in placed:
+        _expect(
+            sequence.worker is worker and sequence.status is status,
+            f"sequence {sequence.number} does not know that it is {status.name} on {worker.name}",
+        )
+
+
+def _check_slots(worker: Worker) -> None:
+    slots = [*worker.slots.free_slots(), *(sequence.slot for sequence in worker.running.values())]
     _expect(sorted(slots) == list(range(worker.slots.count)), "a slot is held twice or by nobody")
     named = {id(sequence): record.step for record in worker.in_flight for sequence in record.rows}
-    for sequence in state.running.values():
+    for sequence in worker.running.values():
         last = named.get(id(sequence), sequence.last_step)
         _expect(sequence.last_step == last, f"sequence {sequence.number} does not know of plan {last}")
-    for sequence in state.parked.values():
+    for sequence in worker.parked.values():
         _expect(sequence.last_step > worker.applied, f"sequence {sequence.number} waits for no result")
 
 
-def _check_blocks(state: State, cache: Cache) -> None:
+def _check_blocks(worker: Worker) -> None:
+    cache = worker.cache
     pool = cache.pool
     held: Counter[int] = Counter()
-    for sequence in state.running.values():
+    for sequence in worker.running.values():
         held.update(sequence.blocks)
         _check_table(sequence, cache)
     for block, references in enumerate(pool.references):
@@ -106,7 +122,7 @@ def _check_blocks(state: State, cache: Cache) -> None:
     _expect(
         {block: digest for digest, block in cache.index.items()} == named, "index and pool disagree on names"
     )
-    promised = sum(sequence.promised for sequence in state.running.values())
+    promised = sum(sequence.promised for sequence in worker.running.values())
     _expect(promised == cache.promised, f"{promised} blocks are promised, {cache.promised} are counted")
 
 

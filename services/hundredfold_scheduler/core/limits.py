@@ -1,4 +1,4 @@
-"""What one worker incarnation can hold and compute, as far as planning needs to know."""
+"""What one worker incarnation can hold and compute, as far as planning needs to know; and what all can."""
 
 from __future__ import annotations
 
@@ -41,3 +41,46 @@ class WorkerLimits:
         no place in the cache.
         """
         return min(self.max_model_len - prompt_len, self.max_cache_tokens - prompt_len + 1)
+
+    def holds(self, prompt_len: int, max_tokens: int) -> bool:
+        """Whether such a prompt and all of its answer fit."""
+        return (
+            prompt_len <= self.max_cache_tokens
+            and prompt_len < self.max_model_len
+            and max_tokens <= self.room_for_output(prompt_len)
+        )
+
+
+class KnownLimits:
+    """Limits of every worker that is there or may come back, each kind once: mostly they are all alike."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, WorkerLimits] = {}
+        self._kinds: tuple[WorkerLimits, ...] = ()
+
+    def see(self, name: str, limits: WorkerLimits) -> bool:
+        """A worker has these now; returns whether that changes what a request may hope for. Workers of
+        another model are forgotten: only those that are gone can be of one.
+        """
+        fingerprint = limits.model_fingerprint
+        kept = {n: known for n, known in self._by_name.items() if known.model_fingerprint == fingerprint}
+        return self._set({**kept, name: limits})
+
+    def forget(self, name: str) -> bool:
+        """A worker will not come back; returns whether that changes what a request may hope for."""
+        return self._set({n: limits for n, limits in self._by_name.items() if n != name})
+
+    def widest(self, prompt_len: int) -> WorkerLimits | None:
+        """The limits that leave most room for an answer to such a prompt; ``None`` while no worker is
+        known.
+        """
+        kinds = self._kinds
+        if len(kinds) == 1:
+            return kinds[0]
+        return max(kinds, key=lambda limits: limits.room_for_output(prompt_len), default=None)
+
+    def _set(self, by_name: dict[str, WorkerLimits]) -> bool:
+        before = set(self._kinds)
+        self._by_name = by_name
+        self._kinds = tuple(dict.fromkeys(by_name.values()))
+        return set(self._kinds) != before

@@ -55,13 +55,15 @@ class OutputBatch:
 
 
 class Outbox:
-    """The newest step lies flat, as it will be sent. Only when the writer is behind are older steps folded
-    into one row per request, so that the usual case costs four appends per request and step.
+    """Each worker's newest step lies flat, as it will be sent. Only when the writer is behind are older steps
+    folded into one row per request, so that the usual case costs four appends per request and step.
     """
 
     def __init__(self) -> None:
         self.fresh = OutputBatch()
-        """Where the running step's rows are appended, one per request at most."""
+        """Where the rows of the step being applied are appended, one per request at most."""
+        self._sources: set[str] = set()
+        """Workers whose steps lie in ``fresh``."""
         self._rows: dict[int, tuple[int, array[int]]] = {}
         """Stream id to offset and ids."""
         self._folded_bytes = 0
@@ -82,10 +84,15 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self.fresh) or bool(self._rows)
 
-    def begin_step(self) -> None:
-        """The rows added from here on belong to a new step."""
-        if self.fresh.stream_ids:
-            self._fold()
+    def begin_step(self, worker: str) -> None:
+        """The rows added from here on belong to a new step of this worker. Rows of others' steps are of other
+        requests.
+        """
+        if not self.fresh.stream_ids:
+            self._sources.clear()
+        elif worker in self._sources:
+            self.fold()
+        self._sources.add(worker)
 
     def add_scores(self, stream_id: int, scores: Scores) -> None:
         """Scores of a request that asked."""
@@ -105,7 +112,7 @@ class Outbox:
     def drain(self) -> OutputBatch:
         """Take all that waits."""
         if self._rows:
-            self._fold()
+            self.fold()
             batch = self.fresh
             for stream_id, (offset, ids) in self._rows.items():
                 batch.stream_ids.append(stream_id)
@@ -141,7 +148,7 @@ class Outbox:
 
     def truncate(self, stream_id: int, length: int) -> None:
         """Drop ids at output position ``length`` and after."""
-        self._fold()
+        self.fold()
         row = self._rows.get(stream_id)
         if row is None:
             return
@@ -157,13 +164,14 @@ class Outbox:
 
     def largest(self) -> int | None:
         """The stream id with most bytes unread, or ``None`` when no request has any."""
-        self._fold()
+        self.fold()
         sizes = {stream_id: _TOKEN_BYTES * len(ids) for stream_id, (_, ids) in self._rows.items()}
         for stream_id, scores in self.fresh.scores:
             sizes[stream_id] = sizes.get(stream_id, 0) + scores.nbytes
         return max(sizes, key=sizes.__getitem__) if sizes else None
 
-    def _fold(self) -> None:
+    def fold(self) -> None:
+        """Merge what lies flat into a row per request: what is added from here on may be of any of them."""
         fresh = self.fresh
         if not fresh.stream_ids:
             return
@@ -180,6 +188,7 @@ class Outbox:
                 row[1].extend(ids)
         self._folded_bytes += _TOKEN_BYTES * len(fresh.token_ids)
         fresh.stream_ids, fresh.offsets, fresh.counts, fresh.token_ids = [], [], [], []
+        self._sources.clear()
 
     def _recount_extra(self) -> None:
         fresh = self.fresh

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hundredfold_scheduler.core.admission import Admission, Verdict
 from hundredfold_scheduler.core.preemption import Preemption
 from hundredfold_scheduler.core.request import Sequence, Status
-from hundredfold_scheduler.core.state import InFlight, State, Worker
+from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.step import NewSequence, StepPlan
+from hundredfold_scheduler.core.worker import InFlight, Worker
 
 MAX_CANDIDATES = 32
 """Waiting sequences examined per step: the cost of a step does not grow with the queue."""
@@ -34,22 +35,22 @@ class Planner:
         self._new: list[Sequence] = []
         self._short_of_memory = False
         """A running sequence had to wait or to give way in this plan."""
-        self._stuck: tuple[int, int] | None = None
-        """Queue version and room at the last look at the queue, when nothing fitted."""
 
     def plan(self, worker: Worker, now: float) -> StepPlan | None:
-        """The next step, or ``None`` when nothing can be done before a result or a request comes in."""
+        """A worker's next step, or ``None`` when nothing can be done before a result or a request comes."""
         self._step = worker.planned + 1
         self._budget = worker.limits.max_num_batched_tokens
         self._rows, self._num_tokens, self._num_samples = [], [], []
         self._grown, self._new = [], []
         self._short_of_memory = False
-        for sequence in self._plan_decodes(worker):
+        prefills = self._plan_decodes(worker)
+        for sequence in prefills:
             self._plan_prefill(sequence, worker)
         if self._short_of_memory:
             self._drop_victims()
-        else:
+        elif worker.takes_new:
             self._admit(worker, now)
+        worker.backlog = sum(max(0, self._left(sequence)) for sequence in (*prefills, *self._new))
         if not self._rows and (worker.in_flight or not worker.slots.any_to_release):
             return None
         return self._write_down(worker, now)
@@ -62,7 +63,7 @@ class Planner:
         step = self._step
         rows: list[Sequence] = []
         prefills: list[Sequence] = []
-        for sequence in list(self._state.running.values()):
+        for sequence in list(worker.running.values()):
             reserved, known = sequence.reserved, sequence.known
             if reserved >= sequence.last_needed:
                 continue
@@ -112,10 +113,10 @@ class Planner:
             return False
         while not worker.cache.grow(sequence, num_tokens):
             self._short_of_memory = True
-            victim = self._preemption.next_victim(sequence)
+            victim = self._preemption.next_victim(sequence, worker)
             if victim is None:
                 return False
-            self._preemption.preempt(victim)
+            self._preemption.preempt(victim, worker)
         if sequence.told_blocks < len(sequence.blocks):
             self._grown.append(sequence)
         return True
@@ -130,14 +131,15 @@ class Planner:
 
     def _admit(self, worker: Worker, now: float) -> None:
         """Seat waiting sequences in their order while seats, budget and memory last."""
-        state = self._state
-        waiting = state.waiting
+        waiting = self._state.waiting
         if not self._can_admit(worker):
             return
-        version, room = waiting.version, worker.cache.num_unpromised - self._admission.headroom()
-        if self._stuck is not None and state.running and self._stuck[0] == version and self._stuck[1] >= room:
+        version, room = waiting.version, worker.cache.num_unpromised - self._admission.headroom(worker)
+        stuck = worker.stuck
+        if stuck is not None and worker.running and stuck[0] == version and stuck[1] >= room:
             return
         passed_over: list[Sequence] = []
+        for_others: list[Sequence] = []
         for _ in range(MAX_CANDIDATES):
             sequence = waiting.pop()
             if sequence is None:
@@ -146,27 +148,30 @@ class Planner:
                 # What was preempted waits for its memory, and nobody who never ran takes it meanwhile.
                 passed_over.append(sequence)
                 break
-            if self._admission.try_admit(sequence, worker, self._budget, now) is Verdict.ADMITTED:
+            verdict = self._admission.try_admit(sequence, worker, self._budget, now)
+            if verdict is Verdict.ADMITTED:
                 self._new.append(sequence)
                 self._add_row(sequence, min(self._left(sequence), self._budget))
                 if passed_over:
                     passed_over[0].bypassed += 1
+            elif verdict is Verdict.ELSEWHERE:
+                for_others.append(sequence)
+                continue
             else:
                 passed_over.append(sequence)
             if passed_over and passed_over[0].bypassed >= MAX_BYPASSES:
                 break
             if not self._can_admit(worker):
                 break
-        for sequence in passed_over:
+        for sequence in (*passed_over, *for_others):
             waiting.restore(sequence)
-        self._stuck = (version, room) if passed_over and not self._new else None
+        worker.stuck = (version, room) if passed_over and not self._new and not for_others else None
 
     def _can_admit(self, worker: Worker) -> bool:
-        running = self._state.running
         if self._budget <= 0 or not len(self._state.waiting) or not worker.slots.num_free:
             return False
         # One that has to be alone is alone, once seated.
-        return len(running) != 1 or not next(iter(running.values())).solo
+        return not worker.runs_solo
 
     def _write_down(self, worker: Worker, now: float) -> StepPlan:
         worker.planned = self._step

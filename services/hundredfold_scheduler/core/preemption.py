@@ -7,6 +7,7 @@ from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.policy import VictimChoice
 from hundredfold_scheduler.core.request import Sequence, Status
 from hundredfold_scheduler.core.state import State
+from hundredfold_scheduler.core.worker import Worker
 
 
 class Preemption:
@@ -18,25 +19,22 @@ class Preemption:
         self._ending = ending
         self._observer = observer
 
-    def next_victim(self, wanting: Sequence) -> Sequence | None:
-        """Who has to give way to ``wanting``; ``None`` when it is ``wanting`` itself that has to wait.
+    def next_victim(self, wanting: Sequence, worker: Worker) -> Sequence | None:
+        """Who on its worker has to give way to ``wanting``; ``None`` when it is ``wanting`` that has to wait.
 
         Whoever the policy spares longest never waits, and fits the cache alone: so some sequence always goes
         on.
         """
-        victim = self._victims.choose(self._state.running.values())
+        victim = self._victims.choose(worker.running.values())
         return None if victim is wanting else victim
 
-    def preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence, worker: Worker) -> None:
         """Take a running sequence's slot and blocks. Steps in flight that name it still count; it is queued
         again, before those that never ran, when the last of their results is in.
         """
         state = self._state
-        worker = state.worker
-        if worker is None:
-            raise ValueError("nothing runs without a worker")
         self._observer.preempted(sequence, sequence.computed, worker.cache.pool.num_available)
-        self._ending.unseat(sequence)
+        self._ending.unseat(sequence, worker)
         sequence.started = True
         sequence.request.preemptions += 1
         state.totals.preemptions += 1
@@ -44,7 +42,7 @@ class Preemption:
         sequence.last_step = min(sequence.last_step, worker.planned)
         if sequence.last_step > worker.applied:
             sequence.status = Status.PARKED
-            state.parked[sequence.number] = sequence
+            worker.parked[sequence.number] = sequence
         else:
             requeue(state, sequence)
 
@@ -53,6 +51,7 @@ def requeue(state: State, sequence: Sequence) -> None:
     """Put a sequence that no worker holds any more, and no step in flight names, back into the queue."""
     sequence.high_water = max(sequence.high_water, sequence.computed)
     sequence.reset()
+    sequence.worker = None
     sequence.started = True
     sequence.status = Status.WAITING
     state.waiting.push(sequence)

@@ -1,4 +1,4 @@
-"""A worker comes or dies: requests outlive it, its blocks and slots do not."""
+"""A worker comes or goes: requests outlive it, its blocks and slots do not."""
 
 from __future__ import annotations
 
@@ -12,33 +12,47 @@ from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.preemption import requeue
 from hundredfold_scheduler.core.request import MAX_DEATHS, Request
 from hundredfold_scheduler.core.slots import Slots
-from hundredfold_scheduler.core.state import State, Worker
+from hundredfold_scheduler.core.state import State
+from hundredfold_scheduler.core.worker import Worker
 
 
 class Replay:
-    """Connects and loses the worker. Both are O(all requests), and rare."""
+    """Connects and loses workers. All of it is O(all requests), and rare."""
 
     def __init__(self, state: State, seed: bytes, ending: Ending, observer: Observer) -> None:
         self._state = state
         self._seed = seed
         self._ending = ending
         self._observer = observer
+        self._hashers: dict[tuple[str, int], BlockHasher] = {}
+        """One for all workers whose blocks hold the same: a prompt is hashed once for them."""
 
-    def connect(self, limits: WorkerLimits, now: float) -> None:
-        """An empty worker is there. Waiting requests that it can never serve end."""
-        hasher = BlockHasher(self._seed, limits.model_fingerprint, limits.block_size)
-        self._state.worker = Worker(limits, Cache(limits.num_blocks, hasher), Slots(limits.max_num_seqs))
-        for sequence in self._state.waiting.items():
-            sequence.block_hashes = []
-            sequence.root_hash = b""
-            self.settle(sequence.request, limits, now)
+    def connect(self, name: str, limits: WorkerLimits, now: float) -> Worker:
+        """An empty worker is there. Waiting requests that no worker can serve any more end."""
+        model = limits.model_fingerprint
+        self._hashers = {key: hasher for key, hasher in self._hashers.items() if key[0] == model}
+        key = model, limits.block_size
+        hasher = self._hashers.setdefault(key, BlockHasher(self._seed, *key))
+        worker = Worker(name, limits, Cache(limits.num_blocks, hasher), Slots(limits.max_num_seqs))
+        self._state.workers[name] = worker
+        if self._state.known.see(name, limits):
+            self._settle_waiting(now)
+        return worker
 
-    def settle(self, request: Request, limits: WorkerLimits, now: float) -> None:
-        """Hold a waiting request against a worker's limits: cut its output to what can be, and end it now if
-        it can never run or, resumed, has nothing left to do.
+    def forget(self, name: str, now: float) -> None:
+        """A worker that is gone will not come back."""
+        if self._state.known.forget(name):
+            self._settle_waiting(now)
+
+    def settle(self, request: Request, now: float) -> None:
+        """Hold a waiting request against what the known workers can do: cut its output to what can be, and
+        end it now if it can never run or, resumed, has nothing left to do.
         """
         sequence = request.sequence
         prompt = request.submission.prompt
+        limits = self._state.known.widest(len(prompt))
+        if limits is None:
+            return
         misfit = never_fits(prompt, sequence.num_output, limits)
         if misfit is not None:
             self._ending.fail(request, misfit, now)
@@ -48,18 +62,18 @@ class Replay:
         if ended is not None:
             self._ending.finish(request, *ended, now)
 
-    def lose(self, now: float) -> None:
-        """The worker is gone. What ran goes to the front of the queue with its outputs kept, or ends if
-        workers keep dying of it.
+    def lose(self, worker: Worker, now: float) -> None:
+        """The worker is gone. What ran there goes to the front of the queue with its outputs kept, or ends if
+        workers keep dying of it. A worker that was about to stop died of nothing.
         """
         state = self._state
-        ran = [*state.running.values(), *state.parked.values()]
-        state.running.clear()
-        state.parked.clear()
-        state.worker = None
-        state.totals.worker_losses += 1
+        ran = [*worker.running.values(), *worker.parked.values()]
+        worker.running.clear()
+        worker.parked.clear()
+        del state.workers[worker.name]
+        state.totals.worker_losses += not worker.leaving
         for sequence in ran:
-            sequence.deaths += 1
+            sequence.deaths += not worker.leaving
             requeue(state, sequence)
             if sequence.deaths >= MAX_DEATHS:
                 message = f"the request was running when a worker failed, {MAX_DEATHS} times"
@@ -67,3 +81,7 @@ class Replay:
             else:
                 state.totals.replays += 1
                 self._observer.replayed(sequence)
+
+    def _settle_waiting(self, now: float) -> None:
+        for sequence in self._state.waiting.items():
+            self.settle(sequence.request, now)

@@ -6,10 +6,15 @@ import enum
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hundredfold_scheduler.core.lazy_heap import Entry
 from hundredfold_scheduler.core.outbox import Account, Outbox
 from hundredfold_scheduler.core.step import EndReason
+
+if TYPE_CHECKING:
+    from hundredfold_scheduler.core.block_hash import BlockHasher
+    from hundredfold_scheduler.core.worker import Worker
 
 SOLO_DEATHS = 2
 """Worker deaths after which a sequence is replayed alone."""
@@ -131,7 +136,6 @@ class Sequence:
     """
 
     __slots__ = (
-        "block_hashes",
         "blocks",
         "bypassed",
         "capacity",
@@ -140,6 +144,7 @@ class Sequence:
         "deaths",
         "end_total",
         "first_token_at",
+        "hashes",
         "high_water",
         "known",
         "last_needed",
@@ -154,7 +159,6 @@ class Sequence:
         "queue_entry",
         "request",
         "reserved",
-        "root_hash",
         "scored_to",
         "slot",
         "started",
@@ -163,6 +167,7 @@ class Sequence:
         "tokens",
         "told_blocks",
         "total",
+        "worker",
     )
 
     def __init__(self, request: Request, number: int) -> None:
@@ -200,9 +205,10 @@ class Sequence:
         """0 until there is one."""
         self.last_token_at = 0.0
 
-        self.block_hashes: list[bytes] = []
-        """Hashes of its full blocks, as far as they were needed."""
-        self.root_hash = b""
+        self.hashes: dict[BlockHasher, list[bytes]] = {}
+        """Its root's hash and those of its full blocks, as far as they were needed."""
+        self.worker: Worker | None = None
+        """Which worker it is running or parked on."""
         self.slot = -1
         self.reset()
 

@@ -24,9 +24,11 @@ from hundredfold_scheduler.core.policy import (
 from hundredfold_scheduler.core.preemption import Preemption
 from hundredfold_scheduler.core.replay import Replay
 from hundredfold_scheduler.core.request import Attachment, Request, Submission
+from hundredfold_scheduler.core.routing import LeastWork, Router
 from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.step import EndReason, StepPlan, StepResult
 from hundredfold_scheduler.core.waiting import WaitingQueue
+from hundredfold_scheduler.core.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +37,17 @@ class SchedulerConfig:
 
     queue: QueueLimits
     max_plans_in_flight: int = 2
-    """1 waits for each result before the next plan."""
+    """Of each worker; 1 waits for each result before the next plan."""
     max_unread_bytes: int = 64 * 1024 * 1024
     """Output that one replica may leave unread."""
     order: AdmissionOrder = field(default_factory=StrictPriority)
     victims: VictimChoice = field(default_factory=LatestOfLowestPriority)
+    router: Router = field(default_factory=LeastWork)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the scheduler is."""
+    """How busy the scheduler is; blocks are those of all workers together."""
 
     running: int
     waiting: int
@@ -69,7 +72,7 @@ class Scheduler:
         self._intake = Intake(self.state, config.queue)
         self._replay = Replay(self.state, seed if seed is not None else new_seed(), self._ending, watcher)
         preemption = Preemption(self.state, config.victims, self._ending, watcher)
-        self._planner = Planner(self.state, Admission(self.state, watcher), preemption)
+        self._planner = Planner(self.state, Admission(self.state, config.router, watcher), preemption)
         self._applier = Applier(self.state, self._ending, watcher)
 
     def attach(self, replica: str, notify: Callable[[], None], now: float) -> Attachment:
@@ -116,8 +119,7 @@ class Scheduler:
         state.totals.requests += 1
         state.totals.prompt_tokens += request.sequence.prompt_len
         self._observer.submitted(request)
-        if state.worker is not None:
-            self._replay.settle(request, state.worker.limits, now)
+        self._replay.settle(request, now)
         return request
 
     def cancel(self, attachment: Attachment, stream_id: int, now: float) -> None:
@@ -138,33 +140,34 @@ class Scheduler:
         attachment.outbox.truncate(stream_id, kept_tokens)
         self._ending.finish(request, EndReason.STOP, None, now)
 
-    def connect(self, limits: WorkerLimits, now: float) -> None:
-        """A worker with an empty cache is there."""
-        if self.state.worker is not None:
-            raise ValueError("a worker is connected already")
-        self._replay.connect(limits, now)
+    def connect(self, name: str, limits: WorkerLimits, now: float) -> Worker:
+        """A worker with an empty cache is there. ``name`` is the same whenever it comes back."""
+        if name in self.state.workers:
+            raise ValueError(f"worker {name} is connected already")
+        return self._replay.connect(name, limits, now)
 
-    def lose_worker(self, now: float) -> None:
-        """The worker is gone, and with it all that it held."""
-        if self.state.worker is not None:
-            self._replay.lose(now)
+    def lose(self, worker: Worker, now: float) -> None:
+        """A worker is gone, and with it all that it held."""
+        if self.state.workers.get(worker.name) is worker:
+            self._replay.lose(worker, now)
 
-    def plan(self, now: float) -> StepPlan | None:
-        """The next step to send, or ``None`` while there is nothing to do or enough is in flight."""
+    def forget(self, name: str, now: float) -> None:
+        """A worker that is gone will not come back: requests that only it could serve end."""
+        if name not in self.state.workers:
+            self._replay.forget(name, now)
+
+    def plan(self, worker: Worker, now: float) -> StepPlan | None:
+        """The next step to send to a worker, or ``None`` while it has nothing to do or enough in flight."""
         self.expire(now)
-        worker = self.state.worker
-        if worker is None or len(worker.in_flight) >= self._config.max_plans_in_flight:
+        if len(worker.in_flight) >= self._config.max_plans_in_flight:
             return None
         plan = self._planner.plan(worker, now)
         if plan is not None:
             self._observer.planned(plan, worker.in_flight[-1].rows)
         return plan
 
-    def apply(self, result: StepResult, now: float) -> None:
+    def apply(self, worker: Worker, result: StepResult, now: float) -> None:
         """Take a step's result in. Raises ``WorkerProtocolError``; the caller then loses the worker."""
-        worker = self.state.worker
-        if worker is None:
-            raise ValueError("a result without a worker")
         self._applier.apply(result, worker, now)
         for attachment in self.state.attachments.values():
             self._bound_unread(attachment, now)
@@ -181,11 +184,6 @@ class Scheduler:
         entry = self.state.deadlines.peek()
         return None if entry is None else float(entry.key)
 
-    def oldest_plan_sent_at(self) -> float | None:
-        """When the plan was made whose result is due next."""
-        worker = self.state.worker
-        return worker.in_flight[0].sent_at if worker is not None and worker.in_flight else None
-
     def drain(self) -> None:
         """Refuse submissions from here on."""
         self._intake.draining = True
@@ -193,8 +191,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether no request is there and no result is due."""
-        worker = self.state.worker
-        return not self.state.requests and (worker is None or not worker.in_flight)
+        return not self.state.requests and not any(worker.in_flight for worker in self.state.workers.values())
 
     def check_integrity(self) -> None:
         """Count everything anew. Raises ``IntegrityError``."""
@@ -205,16 +202,15 @@ class Scheduler:
         moment.
         """
         state = self.state
-        worker = state.worker
-        pool = worker.cache.pool if worker is not None else None
+        pools = [worker.cache.pool for worker in list(state.workers.values())]
         return Load(
-            running=len(state.running),
-            waiting=len(state.waiting) + len(state.parked),
+            running=state.num_running,
+            waiting=len(state.waiting) + state.num_parked,
             waiting_tokens=state.waiting.num_tokens,
-            free_blocks=pool.num_free if pool is not None else 0,
-            cached_blocks=pool.num_cached if pool is not None else 0,
-            used_blocks=pool.num_used if pool is not None else 0,
-            total_blocks=pool.num_blocks if pool is not None else 0,
+            free_blocks=sum(pool.num_free for pool in pools),
+            cached_blocks=sum(pool.num_cached for pool in pools),
+            used_blocks=sum(pool.num_used for pool in pools),
+            total_blocks=sum(pool.num_blocks for pool in pools),
         )
 
     def _bound_unread(self, attachment: Attachment, now: float) -> None:

@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
-from hundredfold_scheduler.core.cache import Cache
 from hundredfold_scheduler.core.finish_rate import FinishRate
 from hundredfold_scheduler.core.lazy_heap import LazyHeap
-from hundredfold_scheduler.core.limits import WorkerLimits
-from hundredfold_scheduler.core.request import Attachment, Request, Sequence
-from hundredfold_scheduler.core.slots import Slots
+from hundredfold_scheduler.core.limits import KnownLimits
+from hundredfold_scheduler.core.request import Attachment, Request
 from hundredfold_scheduler.core.waiting import WaitingQueue
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A plan whose result is not in. Row ``i`` of the result belongs to ``rows[i]``."""
-
-    step: int
-    rows: list[Sequence]
-    num_tokens: list[int]
-    num_samples: list[int]
-    """Ids that each row may bring: 1 when it reaches its last known token, else 0."""
-    sent_at: float
-
-
-@dataclass(slots=True)
-class Worker:
-    """What is known of the connected worker incarnation; dropped as a whole when it dies."""
-
-    limits: WorkerLimits
-    cache: Cache
-    slots: Slots
-    in_flight: deque[InFlight] = field(default_factory=deque)
-    planned: int = 0
-    """Number of the last plan made on this stream."""
-    applied: int = 0
-    """Number of the last result taken in."""
+from hundredfold_scheduler.core.worker import Worker
 
 
 @dataclass(slots=True)
@@ -59,24 +31,39 @@ class Totals:
     preemptions: int = 0
     replays: int = 0
     worker_losses: int = 0
+    """Ends of workers that had not said before that they stop."""
 
 
 @dataclass(slots=True)
 class State:
-    """Requests by every key they are looked up by, and the worker."""
+    """Requests by every key they are looked up by, and the workers. What runs is each worker's."""
 
     waiting: WaitingQueue
-    running: dict[int, Sequence] = field(default_factory=dict)
-    """By sequence number, in the order of admission."""
-    parked: dict[int, Sequence] = field(default_factory=dict)
-    """Preempted ones whose last result is not in."""
     requests: dict[str, Request] = field(default_factory=dict)
     """Live requests by public id."""
     attachments: dict[str, Attachment] = field(default_factory=dict)
     """By replica."""
     deadlines: LazyHeap[Request] = field(default_factory=LazyHeap)
-    worker: Worker | None = None
+    workers: dict[str, Worker] = field(default_factory=dict)
+    """Connected ones by name."""
+    known: KnownLimits = field(default_factory=KnownLimits)
+    """What a request may hope for: limits of connected workers and of those that may come back."""
     totals: Totals = field(default_factory=Totals)
     finish_rate: FinishRate = field(default_factory=FinishRate)
     submitted: int = 0
     """Sequences numbered so far."""
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold seats. May be asked from another thread."""
+        return sum(len(worker.running) for worker in list(self.workers.values()))
+
+    @property
+    def num_parked(self) -> int:
+        """Preempted sequences whose last results are not in."""
+        return sum(len(worker.parked) for worker in list(self.workers.values()))
+
+    @property
+    def free_seats(self) -> int:
+        """Seats that newcomers could take."""
+        return sum(worker.slots.num_free for worker in list(self.workers.values()) if worker.takes_new)

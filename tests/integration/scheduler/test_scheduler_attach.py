@@ -133,7 +133,7 @@ async def test_refusals_come_as_failed_requests() -> None:
 
 async def test_a_full_queue_answers_at_once_with_a_hint() -> None:
     """Item 126: limit 10, one seat, 50 sent: at least 39 RESOURCE_EXHAUSTED, fast, each with a hint."""
-    worker = GrpcWorker(step_s=0.05)
+    worker = GrpcWorker(step_s=0.15)
     async with scheduler_stack(worker, max_num_seqs=1, max_queued_requests=10) as stack:
         replica = await stack.replica()
         told = [await replica.submit(i, prompt(i), 2) for i in range(50)]

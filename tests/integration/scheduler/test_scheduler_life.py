@@ -163,8 +163,7 @@ async def test_a_fault_in_the_accounts_ends_the_process() -> None:
         replica = await stack.replica()
         told = await replica.submit(0, prompt(0), 5)
         await told.wait()
-        worker = stack.service.core.state.worker
-        assert worker is not None
+        (worker,) = stack.service.core.state.workers.values()
         worker.cache.pool._free.pop()
         await eventually(lambda: stack.service.host._exit_code == 1, 5)
         await replica.close()

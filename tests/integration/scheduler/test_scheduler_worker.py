@@ -163,7 +163,7 @@ async def test_a_worker_of_another_model_is_refused_while_replicas_are_here() ->
         await worker.stop()
         worker.fingerprint = "0" * 64
         await worker.start()
-        await eventually(lambda: "another" in reason(stack) or "not ffff" in stack.service.link._explained)
+        await eventually(lambda: "not ffff" in stack.service.workers.posts[worker.address].reason)
         told = await replica.submit(0, prompt(0), 4)
         await worker.stop()
         worker.fingerprint = "f" * 64
@@ -228,7 +228,7 @@ async def test_a_second_scheduler_waits_for_the_first_to_go() -> None:
     """
     worker = GrpcWorker()
     async with scheduler_stack(worker) as first:
-        second = SchedulerService(SchedulerSettings(listen=("127.0.0.1:0",), worker=worker.address))
+        second = SchedulerService(SchedulerSettings(listen=("127.0.0.1:0",), worker=(worker.address,)))
         running = asyncio.create_task(second.run())
         try:
             await eventually(lambda: "another scheduler is here" in second.host._reason)

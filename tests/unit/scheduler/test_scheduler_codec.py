@@ -240,13 +240,13 @@ def test_the_integrity_check_finds_what_it_is_for() -> None:
         return harness
 
     def worker_of(harness: Harness) -> object:
-        return harness.scheduler.state.worker
+        return harness.seats
 
     def leak_block(harness: Harness) -> None:
         worker_of(harness).cache.pool._free.pop()  # type: ignore[attr-defined]
 
     def lose_reference(harness: Harness) -> None:
-        next(iter(harness.scheduler.state.running.values())).blocks.pop()
+        next(iter(harness.seats.running.values())).blocks.pop()
 
     def leak_slot(harness: Harness) -> None:
         worker_of(harness).slots.take()  # type: ignore[attr-defined]

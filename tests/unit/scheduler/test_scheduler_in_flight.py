@@ -64,7 +64,7 @@ def test_a_victims_pending_result_counts_and_its_return_waits_for_it() -> None:
     received = [harness.submit(i, [3 + i] * 20, 70) for i in range(2)]
     parked = 0
     while harness.plan_ahead() or harness.results:
-        for sequence in harness.scheduler.state.parked.values():
+        for sequence in harness.seats.parked.values():
             parked += 1
             assert sequence.last_step == harness.results[0].step
             assert sequence.blocks == []
@@ -84,7 +84,7 @@ def test_a_victim_can_end_by_its_pending_result() -> None:
         harness = Harness(replace(SMALL, num_blocks=6, max_num_seqs=2))
         received = [harness.submit(0, [3] * 20, 70), harness.submit(1, [4] * 20, 70, Script(stop_at=stop_at))]
         while harness.plan_ahead() or harness.results:
-            ended += any(s.num_output == stop_at - 1 for s in harness.scheduler.state.parked.values())
+            ended += any(s.num_output == stop_at - 1 for s in harness.seats.parked.values())
             harness.take_result()
         assert received[1].ids == expected_output([4] * 20, 70, Script(stop_at=stop_at), 1000)
         harness.assert_empty()
@@ -102,9 +102,11 @@ def test_cancel_in_every_state() -> None:
             state = harness.scheduler.state
             places = {
                 "queued": [s.stream_id for s in state.waiting.items()],
-                "prefilling": [s.stream_id for s in state.running.values() if s.computed < s.prompt_len],
-                "decoding": [s.stream_id for s in state.running.values() if s.num_output > 2],
-                "parked": [s.stream_id for s in state.parked.values()],
+                "prefilling": [
+                    s.stream_id for s in harness.seats.running.values() if s.computed < s.prompt_len
+                ],
+                "decoding": [s.stream_id for s in harness.seats.running.values() if s.num_output > 2],
+                "parked": [s.stream_id for s in harness.seats.parked.values()],
             }
             if places[place]:
                 harness.cancel(places[place][0])
@@ -155,7 +157,7 @@ def test_a_stop_string_ends_the_choice_and_drops_the_rest(kept: int) -> None:
     received = harness.submit(0, [3] * 10, 50)
     while len(received.ids) < 6:
         harness.turn()
-    harness.scheduler.apply(harness.results.popleft(), harness.now)
+    harness.scheduler.apply(harness.seats, harness.results.popleft(), harness.now)
     assert harness.replica.outbox
     harness.scheduler.finish(harness.replica, 0, 0, kept, harness.now)
     harness.read()
@@ -230,17 +232,16 @@ def test_no_request_leaves_a_trace() -> None:
 
     def sizes() -> list[int]:
         state = harness.scheduler.state
-        assert state.worker is not None
         return [
             len(state.requests),
-            len(state.running),
-            len(state.parked),
+            len(harness.seats.running),
+            len(harness.seats.parked),
             len(harness.replica.requests),
             len(state.waiting._heap._heap),
             len(state.deadlines._heap),
-            len(state.worker.in_flight),
-            len(state.worker.cache.index),
-            len(state.worker.slots.free_slots()),
+            len(harness.seats.in_flight),
+            len(harness.seats.cache.index),
+            len(harness.seats.slots.free_slots()),
         ]
 
     def serve(first: int, count: int) -> list[int]:

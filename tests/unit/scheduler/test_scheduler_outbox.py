@@ -33,7 +33,7 @@ def rows(outbox: Outbox) -> dict[int, tuple[int, list[int]]]:
 def test_steps_that_were_not_sent_are_merged_per_request() -> None:
     outbox = Outbox()
     for step in range(5):
-        outbox.begin_step()
+        outbox.begin_step("worker")
         add(outbox, 1, step, [10 + step])
         if step % 2:
             add(outbox, 2, step // 2, [20 + step])
@@ -49,7 +49,7 @@ def test_bytes_are_counted_whatever_happens() -> None:
     for _ in range(2000):
         action = rng.random()
         if action < 0.6:
-            outbox.begin_step()
+            outbox.begin_step("worker")
             for stream_id in rng.sample(range(6), rng.randrange(1, 6)):
                 count = rng.randrange(1, 4)
                 add(outbox, stream_id, have[stream_id], [7] * count)
@@ -87,7 +87,7 @@ def test_a_replica_that_does_not_read_loses_its_largest_request_only() -> None:
     large = harness.submit(0, [3] * 10, 200)
     small = [harness.submit(i, [3 + i] * 10, 20) for i in range(1, 4)]
     while harness.plan_ahead() or harness.results:
-        harness.scheduler.apply(harness.results.popleft(), harness.now)
+        harness.scheduler.apply(harness.seats, harness.results.popleft(), harness.now)
         assert harness.replica.outbox.nbytes <= 700 + 200
     harness.read()
     assert large.failure is not None
@@ -126,11 +126,11 @@ def test_scores_are_delivered_once() -> None:
     harness.submit(0, [3] * 20, 5)
 
     def step(*delivered: Scores) -> None:
-        plan = harness.scheduler.plan(harness.now)
+        plan = harness.scheduler.plan(harness.seats, harness.now)
         assert plan is not None
         result: StepResult = harness.worker.step(plan)
         result.scores = [RowScores(0, part) for part in delivered]
-        harness.scheduler.apply(result, harness.now)
+        harness.scheduler.apply(harness.seats, result, harness.now)
 
     step(scores(1, 19))
     harness.kill_worker()
@@ -165,11 +165,11 @@ def test_an_ended_request_that_is_dropped_unread_has_failed() -> None:
     ended = harness.submit(0, [3] * 10, 100)
     while harness.scheduler.load().running + harness.scheduler.load().waiting:
         harness.plan_ahead()
-        harness.scheduler.apply(harness.results.popleft(), harness.now)
+        harness.scheduler.apply(harness.seats, harness.results.popleft(), harness.now)
     assert harness.replica.outbox.fresh.finished
     later = harness.submit(1, [4] * 10, 60)
     while harness.plan_ahead() or harness.results:
-        harness.scheduler.apply(harness.results.popleft(), harness.now)
+        harness.scheduler.apply(harness.seats, harness.results.popleft(), harness.now)
     harness.read()
     assert ended.finished is None
     assert ended.failure is not None

@@ -61,11 +61,11 @@ def test_the_next_plan_is_sent_before_the_result() -> None:
     """
     harness = Harness()
     harness.submit(0, prompt(0, 10), 5)
-    first, second = harness.scheduler.plan(1.0), harness.scheduler.plan(1.0)
+    first, second = harness.scheduler.plan(harness.seats, 1.0), harness.scheduler.plan(harness.seats, 1.0)
     assert first is not None
     assert second is not None
     assert (first.num_tokens, second.num_tokens) == ([10], [1])
-    assert harness.scheduler.plan(1.0) is None
+    assert harness.scheduler.plan(harness.seats, 1.0) is None
 
 
 def test_no_row_is_planned_past_the_output_limit() -> None:
@@ -157,7 +157,7 @@ def test_room_is_kept_for_the_first_token_and_for_growth() -> None:
     harness = Harness(replace(SMALL, num_blocks=12, max_num_batched_tokens=512))
     for i in range(8):
         harness.submit(i, prompt(i, 16), 30)
-    plan = harness.scheduler.plan(harness.now)
+    plan = harness.scheduler.plan(harness.seats, harness.now)
     assert plan is not None
     assert len(plan.slots) == 5
 
@@ -199,27 +199,25 @@ def test_an_admission_that_fails_changes_nothing() -> None:
     harness.submit(0, stem, 1)
     harness.run()
     harness.submit(1, prompt(1, 300), 60)
-    state = harness.scheduler.state
     for _ in range(8):
         harness.turn()
-    while any(s.capacity - s.reserved < 2 for s in state.running.values()):
+    while any(s.capacity - s.reserved < 2 for s in harness.seats.running.values()):
         harness.turn()
-    assert state.worker is not None
-    pool = state.worker.cache.pool
+    pool = harness.seats.cache.pool
     before = (
         pool.cached_blocks(),
         sorted(pool.free_blocks()),
         list(pool.references),
-        state.worker.cache.promised,
+        harness.seats.cache.promised,
     )
     harness.submit(2, stem + prompt(2, 200), 1)
-    plan = harness.scheduler.plan(harness.now)
+    plan = harness.scheduler.plan(harness.seats, harness.now)
     assert plan is None or not plan.new_sequences
     after = (
         pool.cached_blocks(),
         sorted(pool.free_blocks()),
         list(pool.references),
-        state.worker.cache.promised,
+        harness.seats.cache.promised,
     )
     assert after == before
 

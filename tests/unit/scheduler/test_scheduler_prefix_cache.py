@@ -114,11 +114,9 @@ def test_a_block_is_shared_only_when_a_result_confirmed_it() -> None:
     """A prompt that is still being computed cannot be hit, however much of it is planned."""
     harness = Harness(replace(SMALL, max_num_batched_tokens=32))
     harness.submit(0, STEM, 4)
-    state = harness.scheduler.state
-    assert state.worker is not None
     for blocks in (0, 2, 4, 5):
         harness.plan_ahead()
-        assert len(state.worker.cache.index) == blocks
+        assert len(harness.seats.cache.index) == blocks
         harness.take_result()
 
 
@@ -195,9 +193,7 @@ def test_two_with_one_prompt_at_once_share_later_and_hold_one_copy_in_the_index(
     both = [harness.submit(i, STEM, 4) for i in range(2)]
     harness.run()
     assert [cached(r) for r in both] == [0, 0]
-    state = harness.scheduler.state
-    assert state.worker is not None
-    assert len(state.worker.cache.index) == state.worker.cache.pool.num_cached == 5
+    assert len(harness.seats.cache.index) == harness.seats.cache.pool.num_cached == 5
     harness.assert_empty()
 
 
@@ -220,7 +216,7 @@ def test_a_victim_that_fails_by_its_pending_result_leaves_nothing_to_hit_either(
         harness.submit(0, [7] * 90, 70)
         failing = harness.submit(1, STEM, 70, Script(fail_at=fail_at))
         while harness.plan_ahead() or harness.results:
-            met += any(s.num_output == fail_at - 1 for s in harness.scheduler.state.parked.values())
+            met += any(s.num_output == fail_at - 1 for s in harness.seats.parked.values())
             harness.take_result()
         assert failing.failure is not None
         assert cached(ask(harness, 2, STEM)) == 0

@@ -232,11 +232,11 @@ def test_a_long_queue_costs_no_time_per_step() -> None:
         times = []
         for _ in range(60):
             start = time.thread_time_ns()
-            plan = harness.scheduler.plan(harness.now)
+            plan = harness.scheduler.plan(harness.seats, harness.now)
             times.append(time.thread_time_ns() - start)
             if plan is not None:
                 harness.results.append(harness.worker.step(plan))
-            harness.scheduler.apply(harness.results.popleft(), harness.now)
+            harness.scheduler.apply(harness.seats, harness.results.popleft(), harness.now)
             harness.read()
         return min(times) / 1000
 

@@ -65,17 +65,17 @@ def test_what_was_running_at_two_deaths_runs_alone_and_ends_at_the_third() -> No
     deaths = 0
     for _ in range(500):
         harness.now += 1
-        plan = harness.scheduler.plan(harness.now)
+        plan = harness.scheduler.plan(harness.seats, harness.now)
         if plan is None:
             break
-        running = list(harness.scheduler.state.running.values())
+        running = list(harness.seats.running.values())
         assert not any(s.solo for s in running) or len(running) == 1
         if any(s.stream_id == 2 and s.last_step == plan.step for s in running):
             deaths += 1
             harness.kill_worker()
             harness.start_worker()
         else:
-            harness.scheduler.apply(harness.worker.step(plan), harness.now)
+            harness.scheduler.apply(harness.seats, harness.worker.step(plan), harness.now)
         harness.read()
     assert deaths == 3
     assert received[2].failure is not None
@@ -164,13 +164,13 @@ def test_a_result_that_cannot_be_true_changes_nothing(fault: str) -> None:
     harness = Harness(plans_in_flight=1)
     received = [harness.submit(i, prompt(i), 5) for i in range(2)]
     harness.turn()
-    plan = harness.scheduler.plan(harness.now)
+    plan = harness.scheduler.plan(harness.seats, harness.now)
     assert plan is not None
     good = harness.worker.step(plan)
-    before = [(s.computed, s.total) for s in harness.scheduler.state.running.values()]
+    before = [(s.computed, s.total) for s in harness.seats.running.values()]
     with pytest.raises(WorkerProtocolError):
-        harness.scheduler.apply(bad_results(good)[fault], harness.now)
-    assert [(s.computed, s.total) for s in harness.scheduler.state.running.values()] == before
+        harness.scheduler.apply(harness.seats, bad_results(good)[fault], harness.now)
+    assert [(s.computed, s.total) for s in harness.seats.running.values()] == before
     harness.kill_worker()
     harness.start_worker()
     harness.run()
@@ -181,11 +181,11 @@ def test_a_result_that_cannot_be_true_changes_nothing(fault: str) -> None:
 def test_an_end_that_does_not_come_is_noticed() -> None:
     harness = Harness(plans_in_flight=1)
     harness.submit(0, prompt(0), 1)
-    plan = harness.scheduler.plan(harness.now)
+    plan = harness.scheduler.plan(harness.seats, harness.now)
     assert plan is not None
     result = harness.worker.step(plan)
     with pytest.raises(WorkerProtocolError, match="does not end sequence"):
-        harness.scheduler.apply(replace(result, ends=[]), harness.now)
+        harness.scheduler.apply(harness.seats, replace(result, ends=[]), harness.now)
 
 
 def test_deadlines_hold_in_every_state() -> None:

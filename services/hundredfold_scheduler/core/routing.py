@@ -1,0 +1,70 @@
+"""Which worker a sequence goes to, of those that it fits now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from hundredfold_scheduler.core.request import Sequence
+from hundredfold_scheduler.core.worker import Worker
+
+EVEN_SEATS = 4
+EVEN_SHARE = 1.5
+"""A worker may run this many times as many as the emptiest one, and so many more: beyond that no cached
+prefix makes up for its company.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A worker with a free seat and the memory for a sequence."""
+
+    worker: Worker
+    hits: list[int]
+    """Its blocks that hold the sequence's leading tokens."""
+    missing: int
+    """Blocks that the known tokens need beside these."""
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens that need not be computed there."""
+        return len(self.hits) * self.worker.cache.block_size
+
+
+class Router(Protocol):
+    """Chooses among places. Its choice has to depend on nothing but the arguments: it is asked anew whenever
+    one of the workers is planned for.
+    """
+
+    def choose(self, sequence: Sequence, places: Seq[Place]) -> Place:
+        """One of the places, of which there are at least two, each on another worker."""
+
+
+class LeastWork:
+    """Where least has to be computed before the sequence's next token: what the prefix cache saves there
+    against what waits there already, both in full steps, and the company it would have. Workers much fuller
+    than the emptiest one are left out, so that a popular prefix spreads instead of piling up where it began.
+    """
+
+    def choose(self, sequence: Sequence, places: Seq[Place]) -> Place:
+        """See ``Router``."""
+        emptiest = min(_fill(place.worker) for place in places)
+        even = [place for place in places if _is_even(place.worker, emptiest)]
+        return min(even, key=lambda place: _work(sequence, place))
+
+
+def _fill(worker: Worker) -> float:
+    return len(worker.running) / worker.slots.count
+
+
+def _is_even(worker: Worker, emptiest: float) -> bool:
+    fill = _fill(worker)
+    return fill == emptiest or len(worker.running) <= EVEN_SHARE * emptiest * worker.slots.count + EVEN_SEATS
+
+
+def _work(sequence: Sequence, place: Place) -> float:
+    worker = place.worker
+    ahead = worker.backlog if worker.running else 0
+    tokens = ahead + sequence.total - place.num_cached
+    return tokens / worker.limits.max_num_batched_tokens + _fill(worker)

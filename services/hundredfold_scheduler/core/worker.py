@@ -1,0 +1,65 @@
+"""One worker incarnation as planning sees it: its cache, its seats, what runs there and what is in flight."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hundredfold_scheduler.core.cache import Cache
+from hundredfold_scheduler.core.limits import WorkerLimits
+from hundredfold_scheduler.core.request import Sequence
+from hundredfold_scheduler.core.slots import Slots
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A plan whose result is not in. Row ``i`` of the result belongs to ``rows[i]``."""
+
+    step: int
+    rows: list[Sequence]
+    num_tokens: list[int]
+    num_samples: list[int]
+    """Ids that each row may bring: 1 when it reaches its last known token, else 0."""
+    sent_at: float
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """Dropped as a whole when the worker dies: one that comes back starts empty."""
+
+    name: str
+    """Unique among the connected ones."""
+    limits: WorkerLimits
+    cache: Cache
+    slots: Slots
+    running: dict[int, Sequence] = field(default_factory=dict)
+    """Sequences seated here by number, in the order of admission."""
+    parked: dict[int, Sequence] = field(default_factory=dict)
+    """Preempted ones whose last result is not in."""
+    in_flight: deque[InFlight] = field(default_factory=deque)
+    planned: int = 0
+    """Number of the last plan made on this stream."""
+    applied: int = 0
+    """Number of the last result taken in."""
+    backlog: int = 0
+    """Tokens that its running sequences had yet to compute before their next ids, after the last plan."""
+    leaving: bool = False
+    """It has said that it stops: it gets nothing new, and its end is nobody's fault."""
+    silent: bool = False
+    """It does not answer at present; it gets nothing new meanwhile."""
+    stuck: tuple[int, int] | None = None
+    """Queue version and room at the last look at the queue, when nothing fitted."""
+
+    @property
+    def takes_new(self) -> bool:
+        """Whether sequences may be seated here."""
+        return not (self.leaving or self.silent)
+
+    @property
+    def runs_solo(self) -> bool:
+        """Whether a sequence is here that has to be alone."""
+        return len(self.running) == 1 and next(iter(self.running.values())).solo
+
+    def is_late(self, now: float, patience_s: float) -> bool:
+        """Whether a result has been due for longer than ``patience_s``."""
+        return bool(self.in_flight) and now - self.in_flight[0].sent_at > patience_s
