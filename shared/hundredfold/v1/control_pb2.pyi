@@ -95,6 +95,8 @@ class ServiceInfo(google.protobuf.message.Message):
     LIBRARIES_FIELD_NUMBER: builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: builtins.int
     PEAK_RESIDENT_BYTES_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
     service: builtins.str
     """tokenizer, scheduler or worker."""
     version: builtins.str
@@ -102,11 +104,15 @@ class ServiceInfo(google.protobuf.message.Message):
     incarnation: builtins.str
     """Changes with each start of the process."""
     state: builtins.str
-    """starting, ready, degraded or draining."""
+    """starting, ready, degraded or draining; unreachable when only its address is known."""
     resident_bytes: builtins.int
     """Resident memory of the process in bytes."""
     peak_resident_bytes: builtins.int
     """Highest resident memory of the process so far in bytes."""
+    address: builtins.str
+    """Where the service that tells of it reaches it; empty for that service itself."""
+    reason: builtins.str
+    """Why it is not in use; empty when it is."""
     @property
     def uptime(self) -> google.protobuf.duration_pb2.Duration:
         """Since when it runs."""
@@ -146,9 +152,11 @@ class ServiceInfo(google.protobuf.message.Message):
         libraries: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         resident_bytes: builtins.int = ...,
         peak_resident_bytes: builtins.int = ...,
+        address: builtins.str = ...,
+        reason: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["model", b"model", "runtime", b"runtime", "uptime", b"uptime"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "libraries", b"libraries", "model", b"model", "peak_resident_bytes", b"peak_resident_bytes", "plugins", b"plugins", "resident_bytes", b"resident_bytes", "runtime", b"runtime", "service", b"service", "settings", b"settings", "state", b"state", "uptime", b"uptime", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "libraries", b"libraries", "model", b"model", "peak_resident_bytes", b"peak_resident_bytes", "plugins", b"plugins", "reason", b"reason", "resident_bytes", b"resident_bytes", "runtime", b"runtime", "service", b"service", "settings", b"settings", "state", b"state", "uptime", b"uptime", "version", b"version"]) -> None: ...
 
 global___ServiceInfo = ServiceInfo
 
@@ -376,6 +384,7 @@ class GetLoadResponse(google.protobuf.message.Message):
     CACHE_USAGE_FIELD_NUMBER: builtins.int
     BLOCKS_FIELD_NUMBER: builtins.int
     TOTALS_FIELD_NUMBER: builtins.int
+    WORKERS_FIELD_NUMBER: builtins.int
     running: builtins.int
     """Requests that run."""
     waiting: builtins.int
@@ -392,6 +401,10 @@ class GetLoadResponse(google.protobuf.message.Message):
     def totals(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Totals since start, by metric name."""
 
+    @property
+    def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerLoad]:
+        """What each connected worker's share is, in a scheduler's answer."""
+
     def __init__(
         self,
         *,
@@ -401,11 +414,49 @@ class GetLoadResponse(google.protobuf.message.Message):
         cache_usage: builtins.float = ...,
         blocks: global___BlockCounts | None = ...,
         totals: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        workers: collections.abc.Iterable[global___WorkerLoad] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["blocks", b"blocks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "cache_usage", b"cache_usage", "running", b"running", "totals", b"totals", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "cache_usage", b"cache_usage", "running", b"running", "totals", b"totals", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens", "workers", b"workers"]) -> None: ...
 
 global___GetLoadResponse = GetLoadResponse
+
+@typing.final
+class WorkerLoad(google.protobuf.message.Message):
+    """WorkerLoad says how busy one worker is, as its scheduler counts."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: builtins.int
+    RUNNING_FIELD_NUMBER: builtins.int
+    SEATS_FIELD_NUMBER: builtins.int
+    BLOCKS_FIELD_NUMBER: builtins.int
+    TAKES_NEW_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    """Where it is reached."""
+    running: builtins.int
+    """Sequences that run there."""
+    seats: builtins.int
+    """Most that can."""
+    takes_new: builtins.bool
+    """Whether it gets new sequences: not while it stops or does not answer."""
+    @property
+    def blocks(self) -> global___BlockCounts:
+        """Blocks by state."""
+
+    def __init__(
+        self,
+        *,
+        address: builtins.str = ...,
+        running: builtins.int = ...,
+        seats: builtins.int = ...,
+        blocks: global___BlockCounts | None = ...,
+        takes_new: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["blocks", b"blocks"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "blocks", b"blocks", "running", b"running", "seats", b"seats", "takes_new", b"takes_new"]) -> None: ...
+
+global___WorkerLoad = WorkerLoad
 
 @typing.final
 class BlockCounts(google.protobuf.message.Message):

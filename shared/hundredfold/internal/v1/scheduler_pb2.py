@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from hundredfold.internal.v1 import sequence_pb2 as hundredfold_dot_internal_dot_v1_dot_sequence__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'hundredfold/internal/v1/scheduler.proto\x12\x17hundredfold.internal.v1\x1a&hundredfold/internal/v1/sequence.proto\"\xea\x01\n\rAttachRequest\x12\x35\n\x05hello\x18\x01 \x01(\x0b\x32$.hundredfold.internal.v1.AttachHelloH\x00\x12\x31\n\x06submit\x18\x02 \x01(\x0b\x32\x1f.hundredfold.internal.v1.SubmitH\x00\x12\x31\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1f.hundredfold.internal.v1.CancelH\x00\x12\x31\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x1f.hundredfold.internal.v1.FinishH\x00\x42\t\n\x07message\"S\n\x0b\x41ttachHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\"\x91\x03\n\x06Submit\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x37\n\x06params\x18\x04 \x01(\x0b\x32\'.hundredfold.internal.v1.SequenceParams\x12\t\n\x01n\x18\x05 \x01(\r\x12\x33\n\x05prior\x18\x06 \x03(\x0b\x32$.hundredfold.internal.v1.PriorOutput\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x12\n\ncache_salt\x18\t \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\n \x01(\x04\x12\x0e\n\x06\x61ge_us\x18\x0b \x01(\x04\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\x12\x12\n\nbeam_width\x18\r \x01(\r\x12\x16\n\x0elength_penalty\x18\x0e \x01(\x02\x12\x16\n\x0e\x65\x61rly_stopping\x18\x0f \x01(\x08\x12\x19\n\x11skip_prefix_cache\x18\x10 \x01(\x08\"A\n\x0bPriorOutput\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"\x1b\n\x06\x43\x61ncel\x12\x11\n\tstream_id\x18\x01 \x01(\x04\"?\n\x06\x46inish\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x13\n\x0bkept_tokens\x18\x03 \x01(\r\"\x8b\x01\n\x0e\x41ttachResponse\x12\x39\n\x07welcome\x18\x01 \x01(\x0b\x32&.hundredfold.internal.v1.AttachWelcomeH\x00\x12\x33\n\x07outputs\x18\x02 \x01(\x0b\x32 .hundredfold.internal.v1.OutputsH\x00\x42\t\n\x07message\"\x7f\n\rAttachWelcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x18\n\x10max_cache_tokens\x18\x04 \x01(\x04\x12\x14\n\x0cworker_ready\x18\x05 \x01(\x08\"\x8c\x02\n\x07Outputs\x12\x12\n\nstream_ids\x18\x01 \x03(\x04\x12\x0f\n\x07indexes\x18\x02 \x03(\r\x12\x0f\n\x07offsets\x18\x03 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x35\n\x06scores\x18\x06 \x03(\x0b\x32%.hundredfold.internal.v1.OutputScores\x12\x39\n\x08\x66inished\x18\x07 \x03(\x0b\x32\'.hundredfold.internal.v1.FinishedChoice\x12\x36\n\x06\x66\x61iled\x18\x08 \x03(\x0b\x32&.hundredfold.internal.v1.FailedRequest\"a\n\x0cOutputScores\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12/\n\x06scores\x18\x03 \x01(\x0b\x32\x1f.hundredfold.internal.v1.Scores\"\xf5\x01\n\x0e\x46inishedChoice\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x32\n\x06reason\x18\x03 \x01(\x0e\x32\".hundredfold.internal.v1.EndReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x37\n\x07\x61\x63\x63ount\x18\x05 \x01(\x0b\x32&.hundredfold.internal.v1.ChoiceAccount\x12\x17\n\nbeam_score\x18\x06 \x01(\x02H\x01\x88\x01\x01\x42\x10\n\x0e_stop_token_idB\r\n\x0b_beam_score\"t\n\rChoiceAccount\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x10\n\x08queue_us\x18\x02 \x01(\x04\x12\x12\n\nprefill_us\x18\x03 \x01(\x04\x12\x11\n\tdecode_us\x18\x04 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x05 \x01(\r\"U\n\rFailedRequest\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x31\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32 .hundredfold.internal.v1.Failure2q\n\x10SchedulerService\x12]\n\x06\x41ttach\x12&.hundredfold.internal.v1.AttachRequest\x1a\'.hundredfold.internal.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'hundredfold/internal/v1/scheduler.proto\x12\x17hundredfold.internal.v1\x1a&hundredfold/internal/v1/sequence.proto\"\xea\x01\n\rAttachRequest\x12\x35\n\x05hello\x18\x01 \x01(\x0b\x32$.hundredfold.internal.v1.AttachHelloH\x00\x12\x31\n\x06submit\x18\x02 \x01(\x0b\x32\x1f.hundredfold.internal.v1.SubmitH\x00\x12\x31\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1f.hundredfold.internal.v1.CancelH\x00\x12\x31\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x1f.hundredfold.internal.v1.FinishH\x00\x42\t\n\x07message\"S\n\x0b\x41ttachHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\"\xa3\x03\n\x06Submit\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x37\n\x06params\x18\x04 \x01(\x0b\x32\'.hundredfold.internal.v1.SequenceParams\x12\t\n\x01n\x18\x05 \x01(\r\x12\x33\n\x05prior\x18\x06 \x03(\x0b\x32$.hundredfold.internal.v1.PriorOutput\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x12\n\ncache_salt\x18\t \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\n \x01(\x04\x12\x0e\n\x06\x61ge_us\x18\x0b \x01(\x04\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\x12\x12\n\nbeam_width\x18\r \x01(\r\x12\x16\n\x0elength_penalty\x18\x0e \x01(\x02\x12\x16\n\x0e\x65\x61rly_stopping\x18\x0f \x01(\x08\x12\x19\n\x11skip_prefix_cache\x18\x10 \x01(\x08\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x11 \x01(\x08\"A\n\x0bPriorOutput\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"\x1b\n\x06\x43\x61ncel\x12\x11\n\tstream_id\x18\x01 \x01(\x04\"?\n\x06\x46inish\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x13\n\x0bkept_tokens\x18\x03 \x01(\r\"\x8b\x01\n\x0e\x41ttachResponse\x12\x39\n\x07welcome\x18\x01 \x01(\x0b\x32&.hundredfold.internal.v1.AttachWelcomeH\x00\x12\x33\n\x07outputs\x18\x02 \x01(\x0b\x32 .hundredfold.internal.v1.OutputsH\x00\x42\t\n\x07message\"\x7f\n\rAttachWelcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x18\n\x10max_cache_tokens\x18\x04 \x01(\x04\x12\x14\n\x0cworker_ready\x18\x05 \x01(\x08\"\x8c\x02\n\x07Outputs\x12\x12\n\nstream_ids\x18\x01 \x03(\x04\x12\x0f\n\x07indexes\x18\x02 \x03(\r\x12\x0f\n\x07offsets\x18\x03 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x35\n\x06scores\x18\x06 \x03(\x0b\x32%.hundredfold.internal.v1.OutputScores\x12\x39\n\x08\x66inished\x18\x07 \x03(\x0b\x32\'.hundredfold.internal.v1.FinishedChoice\x12\x36\n\x06\x66\x61iled\x18\x08 \x03(\x0b\x32&.hundredfold.internal.v1.FailedRequest\"a\n\x0cOutputScores\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12/\n\x06scores\x18\x03 \x01(\x0b\x32\x1f.hundredfold.internal.v1.Scores\"\xf5\x01\n\x0e\x46inishedChoice\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x32\n\x06reason\x18\x03 \x01(\x0e\x32\".hundredfold.internal.v1.EndReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x37\n\x07\x61\x63\x63ount\x18\x05 \x01(\x0b\x32&.hundredfold.internal.v1.ChoiceAccount\x12\x17\n\nbeam_score\x18\x06 \x01(\x02H\x01\x88\x01\x01\x42\x10\n\x0e_stop_token_idB\r\n\x0b_beam_score\"t\n\rChoiceAccount\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x10\n\x08queue_us\x18\x02 \x01(\x04\x12\x12\n\nprefill_us\x18\x03 \x01(\x04\x12\x11\n\tdecode_us\x18\x04 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x05 \x01(\r\"U\n\rFailedRequest\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x31\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32 .hundredfold.internal.v1.Failure2q\n\x10SchedulerService\x12]\n\x06\x41ttach\x12&.hundredfold.internal.v1.AttachRequest\x1a\'.hundredfold.internal.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,27 +37,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTACHHELLO']._serialized_start=345
   _globals['_ATTACHHELLO']._serialized_end=428
   _globals['_SUBMIT']._serialized_start=431
-  _globals['_SUBMIT']._serialized_end=832
-  _globals['_PRIOROUTPUT']._serialized_start=834
-  _globals['_PRIOROUTPUT']._serialized_end=899
-  _globals['_CANCEL']._serialized_start=901
-  _globals['_CANCEL']._serialized_end=928
-  _globals['_FINISH']._serialized_start=930
-  _globals['_FINISH']._serialized_end=993
-  _globals['_ATTACHRESPONSE']._serialized_start=996
-  _globals['_ATTACHRESPONSE']._serialized_end=1135
-  _globals['_ATTACHWELCOME']._serialized_start=1137
-  _globals['_ATTACHWELCOME']._serialized_end=1264
-  _globals['_OUTPUTS']._serialized_start=1267
-  _globals['_OUTPUTS']._serialized_end=1535
-  _globals['_OUTPUTSCORES']._serialized_start=1537
-  _globals['_OUTPUTSCORES']._serialized_end=1634
-  _globals['_FINISHEDCHOICE']._serialized_start=1637
-  _globals['_FINISHEDCHOICE']._serialized_end=1882
-  _globals['_CHOICEACCOUNT']._serialized_start=1884
-  _globals['_CHOICEACCOUNT']._serialized_end=2000
-  _globals['_FAILEDREQUEST']._serialized_start=2002
-  _globals['_FAILEDREQUEST']._serialized_end=2087
-  _globals['_SCHEDULERSERVICE']._serialized_start=2089
-  _globals['_SCHEDULERSERVICE']._serialized_end=2202
+  _globals['_SUBMIT']._serialized_end=850
+  _globals['_PRIOROUTPUT']._serialized_start=852
+  _globals['_PRIOROUTPUT']._serialized_end=917
+  _globals['_CANCEL']._serialized_start=919
+  _globals['_CANCEL']._serialized_end=946
+  _globals['_FINISH']._serialized_start=948
+  _globals['_FINISH']._serialized_end=1011
+  _globals['_ATTACHRESPONSE']._serialized_start=1014
+  _globals['_ATTACHRESPONSE']._serialized_end=1153
+  _globals['_ATTACHWELCOME']._serialized_start=1155
+  _globals['_ATTACHWELCOME']._serialized_end=1282
+  _globals['_OUTPUTS']._serialized_start=1285
+  _globals['_OUTPUTS']._serialized_end=1553
+  _globals['_OUTPUTSCORES']._serialized_start=1555
+  _globals['_OUTPUTSCORES']._serialized_end=1652
+  _globals['_FINISHEDCHOICE']._serialized_start=1655
+  _globals['_FINISHEDCHOICE']._serialized_end=1900
+  _globals['_CHOICEACCOUNT']._serialized_start=1902
+  _globals['_CHOICEACCOUNT']._serialized_end=2018
+  _globals['_FAILEDREQUEST']._serialized_start=2020
+  _globals['_FAILEDREQUEST']._serialized_end=2105
+  _globals['_SCHEDULERSERVICE']._serialized_start=2107
+  _globals['_SCHEDULERSERVICE']._serialized_end=2220
 # @@protoc_insertion_point(module_scope)

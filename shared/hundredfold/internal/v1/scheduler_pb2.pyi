@@ -101,6 +101,7 @@ class Submit(google.protobuf.message.Message):
     LENGTH_PENALTY_FIELD_NUMBER: builtins.int
     EARLY_STOPPING_FIELD_NUMBER: builtins.int
     SKIP_PREFIX_CACHE_FIELD_NUMBER: builtins.int
+    ACCEPTED_FIELD_NUMBER: builtins.int
     stream_id: builtins.int
     """The replica's number for the request, never used twice on a stream."""
     request_id: builtins.str
@@ -127,6 +128,8 @@ class Submit(google.protobuf.message.Message):
     """Whether a beam search ends with its first complete set."""
     skip_prefix_cache: builtins.bool
     """Whether the prefix cache may serve this prompt."""
+    accepted: builtins.bool
+    """Whether a scheduler has had it before: what was accepted once is not refused for want of room in the queue."""
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt."""
@@ -158,9 +161,10 @@ class Submit(google.protobuf.message.Message):
         length_penalty: builtins.float = ...,
         early_stopping: builtins.bool = ...,
         skip_prefix_cache: builtins.bool = ...,
+        accepted: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["params", b"params"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["age_us", b"age_us", "beam_width", b"beam_width", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "early_stopping", b"early_stopping", "length_penalty", b"length_penalty", "n", b"n", "params", b"params", "prior", b"prior", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "skip_prefix_cache", b"skip_prefix_cache", "stream_id", b"stream_id", "tenant", b"tenant", "traceparent", b"traceparent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "age_us", b"age_us", "beam_width", b"beam_width", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "early_stopping", b"early_stopping", "length_penalty", b"length_penalty", "n", b"n", "params", b"params", "prior", b"prior", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "skip_prefix_cache", b"skip_prefix_cache", "stream_id", b"stream_id", "tenant", b"tenant", "traceparent", b"traceparent"]) -> None: ...
 
 global___Submit = Submit
 

@@ -360,6 +360,7 @@ class ExecuteResponse(google.protobuf.message.Message):
 
     WELCOME_FIELD_NUMBER: builtins.int
     RESULT_FIELD_NUMBER: builtins.int
+    LEAVING_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___ExecuteWelcome:
         """First on the stream."""
@@ -368,15 +369,20 @@ class ExecuteResponse(google.protobuf.message.Message):
     def result(self) -> global___StepResult:
         """A step's result."""
 
+    @property
+    def leaving(self) -> global___ExecuteLeaving:
+        """The worker is about to stop."""
+
     def __init__(
         self,
         *,
         welcome: global___ExecuteWelcome | None = ...,
         result: global___StepResult | None = ...,
+        leaving: global___ExecuteLeaving | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["message", b"message", "result", b"result", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["message", b"message", "result", b"result", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "result"] | None: ...
+    def HasField(self, field_name: typing.Literal["leaving", b"leaving", "message", b"message", "result", b"result", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["leaving", b"leaving", "message", b"message", "result", b"result", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "result", "leaving"] | None: ...
 
 global___ExecuteResponse = ExecuteResponse
 
@@ -397,6 +403,18 @@ class ExecuteWelcome(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation"]) -> None: ...
 
 global___ExecuteWelcome = ExecuteWelcome
+
+@typing.final
+class ExecuteLeaving(google.protobuf.message.Message):
+    """ExecuteLeaving asks for no new sequences. Those that are there go on until they end or the worker's grace does."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ExecuteLeaving = ExecuteLeaving
 
 @typing.final
 class StepResult(google.protobuf.message.Message):
