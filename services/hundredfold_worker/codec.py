@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 
 from hundredfold.internal.v1 import sequence_pb2, worker_pb2
-from hundredfold_worker.engine.plan import EndReason, Ints, NewSequence, RowScores, StepPlan, StepResult
+from hundredfold_worker.engine.plan import (
+    Branch,
+    EndReason,
+    Ints,
+    NewSequence,
+    RowScores,
+    StepPlan,
+    StepResult,
+)
 from hundredfold_worker.sampling.params import SamplingParams
 
 _REASONS = {EndReason.STOP: sequence_pb2.END_REASON_STOP, EndReason.LENGTH: sequence_pb2.END_REASON_LENGTH}
@@ -19,6 +27,7 @@ def plan_of(message: worker_pb2.StepPlan) -> StepPlan:
         step=message.step,
         released_slots=_ints(message.released_slots),
         new_sequences=tuple(_new_sequence(new) for new in message.new_sequences),
+        branches=tuple(_branch(branch) for branch in message.branches),
         grown_slots=_ints(message.grown_slots),
         grown_counts=_ints(message.grown_counts),
         grown_block_ids=_ints(message.grown_block_ids),
@@ -38,11 +47,21 @@ def _new_sequence(new: worker_pb2.NewSequence) -> NewSequence:
         output=_ints(new.output_token_ids),
         block_ids=_ints(new.block_ids),
         num_computed=new.num_computed_tokens,
-        params=_params(new.params, new.choice_index),
+        params=_params(new.params, new.choice_index, new.num_candidates),
     )
 
 
-def _params(params: sequence_pb2.SequenceParams, choice_index: int) -> SamplingParams:
+def _branch(branch: worker_pb2.Branch) -> Branch:
+    return Branch(
+        slot=branch.slot,
+        source_slot=branch.source_slot,
+        token_id=branch.token_id,
+        kept_blocks=branch.kept_blocks,
+        block_ids=_ints(branch.block_ids),
+    )
+
+
+def _params(params: sequence_pb2.SequenceParams, choice_index: int, num_candidates: int) -> SamplingParams:
     return SamplingParams(
         max_tokens=params.max_tokens,
         min_tokens=params.min_tokens,
@@ -64,6 +83,7 @@ def _params(params: sequence_pb2.SequenceParams, choice_index: int) -> SamplingP
         vocab_limit=params.vocab_limit,
         adapter_id=params.adapter_id if params.HasField("adapter_id") else None,
         grammar_id=params.grammar_id if params.HasField("grammar_id") else None,
+        num_candidates=num_candidates,
     )
 
 
@@ -87,6 +107,12 @@ def result_message(result: StepResult) -> worker_pb2.ExecuteResponse:
         )
     for scores in result.scores:
         message.scores.add(row=scores.row, scores=_scores_message(scores))
+    for found in result.candidates:
+        message.candidates.add(
+            row=found.row,
+            token_ids=found.candidates.token_ids.tolist(),
+            logprobs=found.candidates.logprobs.tolist(),
+        )
     return worker_pb2.ExecuteResponse(result=message)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hundredfold_worker.engine.branches import check_branches
 from hundredfold_worker.engine.plan import Ints, NewSequence, StepPlan
 from hundredfold_worker.engine.slots import EMPTY, RUNNING, EngineLimits, SlotTable
 from hundredfold_worker.failures import BrokenPlan, FailureCode, RequestFailure
@@ -23,6 +24,9 @@ def apply_plan(table: SlotTable, plan: StepPlan) -> None:
     _release(table, plan.released_slots)
     for new in plan.new_sequences:
         _start(table, new)
+    if plan.branches:
+        check_branches(table, plan.branches)
+        table.branch(plan.branches)
     _grow(table, plan)
     _check_equal("copies", len(plan.copy_sources), "destinations", len(plan.copy_destinations))
     _check_range("copies.source", plan.copy_sources, limits.num_blocks, "num_blocks")
@@ -133,6 +137,10 @@ def _check_rows(table: SlotTable, plan: StepPlan) -> None:
             f"num_tokens and num_draft_tokens add up to {asked}, "
             f"max_num_batched_tokens is {limits.max_num_batched_tokens}"
         )
+    idle = (table.state[slots] == RUNNING) & (table.computed[slots] == table.length[slots])
+    idle &= table.sampling.num_candidates[slots] > 0
+    if idle.any():
+        raise BrokenPlan(f"row {int(idle.argmax())} names a beam whose tokens are all computed")
     reach = table.computed[slots] + np.minimum(wanted, table.length[slots] - table.computed[slots])
     if len(plan.num_draft_tokens):
         reach = reach + plan.num_draft_tokens

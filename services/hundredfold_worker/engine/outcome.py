@@ -7,6 +7,7 @@ import numpy as np
 from hundredfold_worker.engine.plan import (
     EndReason,
     Ints,
+    RowCandidates,
     RowEnd,
     RowFailure,
     RowScores,
@@ -15,6 +16,7 @@ from hundredfold_worker.engine.plan import (
 )
 from hundredfold_worker.engine.slots import OVER, SlotTable
 from hundredfold_worker.failures import RequestFailure
+from hundredfold_worker.sampling.candidates import Candidates
 
 
 class Outcome:
@@ -28,6 +30,7 @@ class Outcome:
         self._ends: list[RowEnd] = []
         self._failures: list[RowFailure] = []
         self._scores: list[RowScores] = []
+        self._candidates: list[RowCandidates] = []
 
     def sampled(self, rows: Ints, token_ids: Ints) -> None:
         """Each row has a new output id."""
@@ -48,6 +51,10 @@ class Outcome:
         """Scores of a row; those of one row come in the order of their positions."""
         self._scores.append(scores)
 
+    def searched(self, row: int, candidates: Candidates) -> None:
+        """What may follow a row's beam."""
+        self._candidates.append(RowCandidates(row, candidates))
+
     def result(self, step_us: int, idle_us: int) -> StepResult:
         """The result."""
         return StepResult(
@@ -58,6 +65,7 @@ class Outcome:
             ends=tuple(self._ends),
             failures=tuple(self._failures),
             scores=tuple(self._scores),
+            candidates=tuple(self._candidates),
             step_us=step_us,
             idle_us=idle_us,
         )

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hundredfold_worker.failures import RequestFailure
+from hundredfold_worker.sampling.candidates import Candidates
 from hundredfold_worker.sampling.params import SamplingParams
 from hundredfold_worker.sampling.scores import TokenScores
 
@@ -37,12 +38,26 @@ class NewSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """A slot's sequence becomes that of a beam, with one more token."""
+
+    slot: int
+    source_slot: int
+    token_id: int
+    kept_blocks: int
+    """Leading blocks of the source's table that it shares."""
+    block_ids: Ints
+    """int64[b], the blocks after them."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """A step, applied in the order of its fields; the meaning of each is that of the internal protocol."""
 
     step: int
     released_slots: Ints = field(default_factory=lambda: _NONE)
     new_sequences: tuple[NewSequence, ...] = ()
+    branches: tuple[Branch, ...] = ()
     grown_slots: Ints = field(default_factory=lambda: _NONE)
     grown_counts: Ints = field(default_factory=lambda: _NONE)
     grown_block_ids: Ints = field(default_factory=lambda: _NONE)
@@ -89,6 +104,14 @@ class RowScores:
 
 
 @dataclass(frozen=True, slots=True)
+class RowCandidates:
+    """What may follow a row's beam."""
+
+    row: int
+    candidates: Candidates
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """The answer to a plan; its rows are the plan's rows."""
 
@@ -102,5 +125,6 @@ class StepResult:
     ends: tuple[RowEnd, ...] = ()
     failures: tuple[RowFailure, ...] = ()
     scores: tuple[RowScores, ...] = ()
+    candidates: tuple[RowCandidates, ...] = ()
     step_us: int = 0
     idle_us: int = 0

@@ -119,7 +119,7 @@ class PassRunner:
         part: Pass,
         failed: dict[int, RequestFailure],
         complete: NDArray[np.bool_],
-        draws: NDArray[np.bool_],
+        drawn: NDArray[np.bool_],
         sampled: Sampled,
         outcome: Outcome,
     ) -> None:
@@ -127,8 +127,12 @@ class PassRunner:
         good = np.ones(len(part.rows), dtype=np.bool_)
         good[list(failed)] = False
         table.computed[part.slots[good]] += part.takes[good]
-        kept = draws & good
-        rows, slots, token_ids = part.rows[kept], part.slots[kept], sampled.token_ids[good[draws]]
+        for i, candidates in sampled.candidates.items():
+            place = int(np.flatnonzero(drawn)[i])
+            if good[place]:
+                outcome.searched(int(part.rows[place]), candidates)
+        kept = drawn & good & (sampling.num_candidates[part.slots] == 0)
+        rows, slots, token_ids = part.rows[kept], part.slots[kept], sampled.token_ids[kept[drawn]]
         table.append(slots, token_ids)
         outcome.sampled(rows, token_ids)
         stops = sampling.is_stop(slots, token_ids)
@@ -138,7 +142,7 @@ class PassRunner:
                 outcome.ended(int(rows[i]), EndReason.STOP, int(token_ids[i]))
             else:
                 outcome.ended(int(rows[i]), EndReason.LENGTH)
-        for row in part.rows[complete & ~draws & good].tolist():  # only scored, nothing to draw
+        for row in part.rows[complete & ~drawn & good].tolist():  # only scored, nothing to draw
             outcome.ended(row, EndReason.LENGTH)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hundredfold_worker.engine.plan import Ints, NewSequence
+from hundredfold_worker.engine.plan import Branch, Ints, NewSequence
 from hundredfold_worker.failures import RequestFailure
 from hundredfold_worker.sampling.table import SamplingTable
 
@@ -97,6 +98,22 @@ class SlotTable:
         self.sampling.put(slot, new.params, new.prompt, new.output)
         room = self.limits.max_model_len - len(new.prompt)
         self.sampling.max_tokens[slot] = min(new.params.max_tokens, room)
+
+    def branch(self, branches: Sequence[Branch]) -> None:
+        """Beams go on as others and a token, all sources as they are before the first; checked before."""
+        slots = np.array([branch.slot for branch in branches], dtype=np.int64)
+        sources = np.array([branch.source_slot for branch in branches], dtype=np.int64)
+        for column in (self.state, self.sequence_id, self.prompt_len, self.length, self.computed):
+            column[slots] = column[sources]
+        longest = int(self.length[slots].max())
+        self.ids[slots, :longest] = self.ids[sources, :longest]
+        self.blocks[slots] = self.blocks[sources]
+        for branch in branches:
+            size = branch.kept_blocks + len(branch.block_ids)
+            self.blocks[branch.slot, branch.kept_blocks : size] = branch.block_ids
+            self.num_blocks[branch.slot] = size
+        self.sampling.branch(slots, sources)
+        self.append(slots, np.array([branch.token_id for branch in branches], dtype=np.int64))
 
     def release(self, slot: int) -> None:
         """The slot is free."""

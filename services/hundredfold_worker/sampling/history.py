@@ -34,6 +34,13 @@ class TokenCounts:
         """float32[n], times that the output holds each."""
         return self._counts[: self._size]
 
+    def copy(self) -> TokenCounts:
+        """The same counts, to go on by themselves."""
+        twin = TokenCounts.__new__(TokenCounts)
+        twin._size, twin._place = self._size, dict(self._place)
+        twin._ids, twin._counts = self._ids.copy(), self._counts.copy()
+        return twin
+
     def add(self, token_id: int) -> None:
         """The output grew by a token."""
         place = self._place.get(token_id)

@@ -55,7 +55,7 @@ def _score(
     order = torch.arange(limit, device=logits.device)[None, :]
     better = (picked > target) | ((picked == target) & (order < wanted))
     ranks = better.sum(dim=1) + 1
-    top_ids = _likeliest(picked, width)
+    top_ids = likeliest(picked, width)
     chosen = _plain(logprobs.gather(1, wanted)[:, 0])
     return TokenScores(
         np.where(inside, chosen, np.float32(LEAST_LOGPROB)),
@@ -65,7 +65,7 @@ def _score(
     )
 
 
-def _likeliest(picked: Tensor, width: int) -> Tensor:
+def likeliest(picked: Tensor, width: int) -> Tensor:
     """Ids of the ``width`` likeliest columns, best first, lower ids first among equals: int64[n, width]."""
     if width == 0:
         return torch.empty((picked.shape[0], 0), dtype=torch.int64, device=picked.device)

@@ -15,6 +15,7 @@ MAX_STOP_TOKENS = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_TOKENS = 256
 MAX_BIAS_TOKENS = 4096
+MAX_CANDIDATES = 2048
 _MAX_TEMPERATURE = 100.0
 _MAX_PENALTY = 100.0
 
@@ -44,6 +45,8 @@ class SamplingParams:
     vocab_limit: int = 0
     adapter_id: str | None = None
     grammar_id: str | None = None
+    num_candidates: int = 0
+    """Not 0 for a beam: instead of a draw, so many of the likeliest next ids."""
 
     @property
     def greedy(self) -> bool:
@@ -74,9 +77,12 @@ def find_fault(params: SamplingParams, vocab_size: int) -> RequestFailure | None
         ("stop_token_ids", len(params.stop_token_ids), 0, MAX_STOP_TOKENS),
         ("bad_words", len(params.bad_words), 0, MAX_BAD_WORDS),
         ("bias_token_ids", len(params.bias_ids), 0, MAX_BIAS_TOKENS),
+        ("num_candidates", params.num_candidates, 0, MAX_CANDIDATES),
     ):
         if not least <= value <= most:  # false for NaN too
             return _invalid(name, f"{name} is {value:g}, it has to be from {least:g} to {most:g}")
+    if params.num_candidates and params.logprobs is not None:
+        return _invalid("logprobs", f"logprobs = {params.logprobs} is not told of the tokens of a beam")
     return _find_bad_ids(params, vocab_size)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hundredfold_worker.failures import FailureCode, RequestFailure
+from hundredfold_worker.sampling.candidates import Candidates, best, normalize
 from hundredfold_worker.sampling.draw import Drawer, DrawRows, TorchDrawer
 from hundredfold_worker.sampling.edits import TokensOf, apply_edits
 from hundredfold_worker.sampling.host_draw import HostDrawer
@@ -30,6 +31,8 @@ class Sampled:
     """By row."""
     scores: dict[int, TokenScores]
     """By row, for the rows that asked: scores of one token."""
+    candidates: dict[int, Candidates] = field(default_factory=dict)
+    """By row, for beams; nothing was drawn for them."""
 
 
 class Sampler:
@@ -58,17 +61,25 @@ class Sampler:
         token_ids, values = self._drawer.likeliest(logits, everyone, limits)
         failures = _non_finite(values, "non-finite logits: the model's output is not a number or infinite")
         scorer = _Scorer(logits, slots, table)
+        beams = _without(np.flatnonzero(table.num_candidates[slots] > 0), failures)
+        if len(beams):
+            normalize(logits, beams, limits[beams])
         edited = _without(np.flatnonzero(table.edits_pending(slots, num_outputs)), failures)
         if len(edited):
             scorer.keep(edited)
             apply_edits(logits, edited, slots[edited], num_outputs[edited], table, tokens_of)
             token_ids[edited], values[edited] = self._drawer.likeliest(logits, edited, limits[edited])
             failures |= _exhausted(edited, values[edited])
-        random = _without(np.flatnonzero(table.temperature[slots] > 0.0), failures)
+        drawn = (table.temperature[slots] > 0.0) & (table.num_candidates[slots] == 0)
+        random = _without(np.flatnonzero(drawn), failures)
         if len(random):
             wanted = self._describe(random, slots[random], num_outputs[random], limits, token_ids, values)
             token_ids[random] = self._drawer.draw(logits, wanted)
-        return Sampled(token_ids, failures, scorer.scores(token_ids, failures))
+        candidates = {
+            row: best(logits, row, int(limits[row]), int(table.num_candidates[slots[row]]))
+            for row in _without(beams, failures).tolist()
+        }
+        return Sampled(token_ids, failures, scorer.scores(token_ids, failures), candidates)
 
     def _describe(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,8 @@ class SamplingTable:
     logprobs: NDArray[np.int64] = field(init=False)
     """int64[S]; -1 for none."""
     prompt_logprobs: NDArray[np.int64] = field(init=False)
+    num_candidates: NDArray[np.int64] = field(init=False)
+    """int64[S]; 0 for a sequence that is sampled."""
     edited: NDArray[np.bool_] = field(init=False)
     """bool[S]: whether bias, bad words or penalties change logits at every position."""
     counted: NDArray[np.bool_] = field(init=False)
@@ -69,7 +71,9 @@ class SamplingTable:
             setattr(self, name, np.zeros(shape, dtype=np.float64))
         for name in ("seed", "choice"):
             setattr(self, name, np.zeros(shape, dtype=np.uint64))
-        for name in ("top_k", "vocab_limit", "min_tokens", "max_tokens", "logprobs", "prompt_logprobs"):
+        for name in ("top_k", "vocab_limit", "min_tokens", "max_tokens"):
+            setattr(self, name, np.zeros(shape, dtype=np.int64))
+        for name in ("logprobs", "prompt_logprobs", "num_candidates"):
             setattr(self, name, np.zeros(shape, dtype=np.int64))
         for name in ("edited", "counted", "has_stops"):
             setattr(self, name, np.zeros(shape, dtype=np.bool_))
@@ -93,8 +97,22 @@ class SamplingTable:
         self.max_tokens[slot] = params.max_tokens
         self.logprobs[slot] = -1 if params.logprobs is None else params.logprobs
         self.prompt_logprobs[slot] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+        self.num_candidates[slot] = params.num_candidates
         self._put_stops(slot, params.stop_token_ids)
         self._put_sparse(slot, params, prompt, output)
+
+    def branch(self, slots: NDArray[np.int64], sources: NDArray[np.int64]) -> None:
+        """Each of ``slots`` takes what its source has, all sources as they are before the first does."""
+        for column in fields(self):
+            values = getattr(self, column.name)
+            if isinstance(values, np.ndarray):
+                values[slots] = values[sources]
+        copies = [self.sparse.get(source) for source in sources.tolist()]
+        twins = [edits and replace(edits, counts=edits.counts and edits.counts.copy()) for edits in copies]
+        for slot, twin in zip(slots.tolist(), twins, strict=True):
+            self.sparse.pop(slot, None)
+            if twin is not None:
+                self.sparse[slot] = twin
 
     def clear(self, slot: int) -> None:
         """The slot's sequence is forgotten."""
