@@ -25,22 +25,28 @@ INT = ctypes.c_int64
 FLOAT = ctypes.c_float
 
 
+Kernel = Callable[..., None]
+"""A function of the library; its arguments are numbers and addresses."""
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """The kernels of one instruction set."""
 
     isa: str
 
-    def function(self, name: str, *arguments: Any, release: bool = True) -> Callable[..., None]:
+    def function(self, name: str, *arguments: Any, release: bool = True) -> Kernel:
         """The kernel ``hf_<isa>_<name>``, which returns nothing.
 
         ``release`` lets other Python threads run meanwhile; short kernels are better off without, since
         getting the interpreter back from a busy thread costs up to its switch interval.
         """
-        kernel = getattr(_library(release), f"hf_{self.isa}_{name}")
-        kernel.argtypes = arguments
-        kernel.restype = None
-        return kernel  # type: ignore[no-any-return]
+        return _function(_library(release), f"hf_{self.isa}_{name}", arguments)
+
+
+def common_function(name: str, *arguments: Any) -> Kernel:
+    """The function ``hf_<name>``, of which there is one for every instruction set."""
+    return _function(_library(True), f"hf_{name}", arguments)
 
 
 def variants() -> tuple[Variant, ...]:
@@ -70,6 +76,13 @@ def path() -> Path:
         if found.exists():
             return found
     raise OSError("the compiled library is missing: install hundredfold again")
+
+
+def _function(library: ctypes.CDLL, name: str, arguments: tuple[Any, ...]) -> Kernel:
+    function = library[name]  # a new one each time, so that arguments can differ from another's
+    function.argtypes = arguments
+    function.restype = None
+    return function
 
 
 @cache

@@ -47,7 +47,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("name", ["torch", "onednn"])
+@pytest.mark.parametrize("name", ["torch", "onednn", "cpu"])
 def test_kernels(name: str) -> None:
     """Every canonical weight is taken; a type may be refused as a whole, with the processor's reason."""
     report = check_kernel(Registry("hundredfold.kernels").get(name))

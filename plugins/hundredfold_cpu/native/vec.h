@@ -1,4 +1,5 @@
-// Sixteen floats, the vector that all kernels are written in: two AVX2 registers, one of AVX-512, a plain array.
+// Sixteen floats, the vector that all kernels are written in: two AVX2 registers, one of AVX-512, a plain array;
+// and sixteen integers that become such.
 //
 // Every operation rounds the same way on every instruction set.
 #pragma once
@@ -35,6 +36,19 @@ static inline Vec load_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 
+struct Ints {
+  __m512i v;
+};
+
+static inline Ints all(int32_t i) { return {_mm512_set1_epi32(i)}; }
+static inline Ints load_codes(const uint8_t* p) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+static inline Ints low_half(Ints x) { return {_mm512_and_si512(x.v, _mm512_set1_epi32(15))}; }
+static inline Ints high_half(Ints x) { return {_mm512_srli_epi32(x.v, 4)}; }
+static inline Ints minus(Ints x, Ints y) { return {_mm512_sub_epi32(x.v, y.v)}; }
+static inline Vec to_float(Ints x) { return {_mm512_cvtepi32_ps(x.v)}; }
+
 #elif HF_ISA_NUMBER == HF_AVX2
 
 struct Vec {
@@ -62,6 +76,26 @@ static inline Vec load_half(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
 }
+
+struct Ints {
+  __m256i a, b;
+};
+
+static inline Ints all(int32_t i) {
+  const __m256i v = _mm256_set1_epi32(i);
+  return {v, v};
+}
+static inline __m256i load_eight(const uint8_t* p) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+static inline Ints load_codes(const uint8_t* p) { return {load_eight(p), load_eight(p + 8)}; }
+static inline Ints low_half(Ints x) {
+  const __m256i mask = _mm256_set1_epi32(15);
+  return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+}
+static inline Ints high_half(Ints x) { return {_mm256_srli_epi32(x.a, 4), _mm256_srli_epi32(x.b, 4)}; }
+static inline Ints minus(Ints x, Ints y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+static inline Vec to_float(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 
 #else
 
@@ -110,6 +144,36 @@ static inline float half_to_float(uint16_t h) {
 }
 static inline Vec load_half(const uint16_t* p) { return each([=](int i) { return half_to_float(p[i]); }); }
 
+struct Ints {
+  int32_t v[LANES];
+};
+
+template <class F>
+static inline Ints each_int(F f) {
+  Ints r;
+  for (int i = 0; i < LANES; ++i) r.v[i] = f(i);
+  return r;
+}
+
+static inline Ints all(int32_t x) { return each_int([=](int) { return x; }); }
+static inline Ints load_codes(const uint8_t* p) { return each_int([=](int i) { return int32_t(p[i]); }); }
+static inline Ints low_half(const Ints& x) { return each_int([&](int i) { return x.v[i] & 15; }); }
+static inline Ints high_half(const Ints& x) { return each_int([&](int i) { return x.v[i] >> 4; }); }
+static inline Ints minus(const Ints& x, const Ints& y) { return each_int([&](int i) { return x.v[i] - y.v[i]; }); }
+static inline Vec to_float(const Ints& x) { return each([&](int i) { return float(x.v[i]); }); }
+
 #endif
+
+// The first n lanes; the others are zero, and memory behind them is not touched.
+static inline Vec load_some(const float* p, int n) {
+  float lanes[LANES] = {};
+  for (int i = 0; i < n; ++i) lanes[i] = p[i];
+  return load(lanes);
+}
+static inline void store_some(float* p, Vec x, int n) {
+  float lanes[LANES];
+  store(lanes, x);
+  for (int i = 0; i < n; ++i) p[i] = lanes[i];
+}
 
 }  // namespace HF_ISA

@@ -75,7 +75,7 @@ def test_the_cache_has_the_type_asked_for(checkpoint: Path, asked: str, nbytes: 
         ({"dtype": "fp16"}, "dtype 'fp16' .* set dtype to"),
         ({"device": "tpu"}, "device 'tpu' is unknown; known are auto, cpu, cuda"),
         ({"attention": "flash"}, "'flash' .* installed: .*torch"),
-        ({"kernels": ("torch", "fast")}, "'fast' .* installed: .*onednn, torch"),
+        ({"kernels": ("torch", "fast")}, "'fast' .* installed: .*cpu, onednn, torch"),
         ({"kv_cache_dtype": "int1"}, "'int1' .* installed: .*bf16, fp32"),
         ({"quantization": "gptq9"}, "'gptq9' .* installed: .*gguf, none"),
         ({"quantization": "gguf"}, "gguf: reads gguf files, not safetensors"),
@@ -100,7 +100,7 @@ def test_a_missing_gpu_is_named(checkpoint: Path) -> None:
 
 
 def test_a_plugin_denied_is_not_used(checkpoint: Path) -> None:
-    registries = all_registries(deny=("kernels:onednn",))
+    registries = all_registries(deny=("kernels:cpu", "kernels:onednn"))
     options = LoadOptions(dtype="fp32", device="cpu", num_threads=1)
     model = load_model(resolve(str(checkpoint)), options, registries)
     (kernels,) = (s for s in model.runtime.selections if s.subject == "kernels")

@@ -1,0 +1,75 @@
+"""Linear layers in float32 with packed weights: integers stay integers in memory."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hundredfold.plugin import API_VERSION, InputTransform, LinearSpec, Reasons
+from hundredfold.plugin.dequantize import transform_input
+from hundredfold_cpu.library import INT, POINTER, Kernel, Variant, best
+from hundredfold_cpu.packed import PackedWeight, pack
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLinear:
+    """A packed matrix and the kernel that multiplies by it."""
+
+    kernel: Kernel
+    weight: PackedWeight
+    address: int
+    features: int
+    columns: int
+    transform: InputTransform | None
+    nbytes: int
+    recipe: str
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x`` [M, K] to [M, N]. Raises ``ValueError`` when it is of another size."""
+        if x.shape[1] != self.columns:
+            raise ValueError(f"the input has {x.shape[1]} columns, the layer takes {self.columns}")
+        if self.transform is not None:
+            x = transform_input(x, self.transform)
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        y = x.new_empty((len(x), self.features))
+        self.kernel(self.address, x.data_ptr(), x.stride(0), len(x), y.data_ptr(), self.features)
+        return y
+
+
+class CpuKernels:
+    """Products in float32 by kernels of our own; quantized weights stay packed in memory."""
+
+    name = "cpu"
+    api_version = API_VERSION
+    priority = 20
+
+    def __init__(self, variant: Variant | None = None) -> None:
+        self._variant = variant or best()
+        self._kernel = self._variant.function("linear", POINTER, POINTER, INT, INT, POINTER, INT)
+
+    def refuses(self, spec: LinearSpec) -> Reasons:
+        """Takes every canonical weight, in float32."""
+        if spec.device.type != "cpu":
+            return [f"runs on cpu, not on {spec.device.type}"]
+        if spec.dtype != torch.float32:
+            return [f"computes in float32, not in {str(spec.dtype).removeprefix('torch.')}"]
+        return []
+
+    def prepare(self, spec: LinearSpec, bias: Tensor | None) -> CpuLinear:
+        """Pack the weight."""
+        weight = pack(spec.weight, bias)
+        features, columns = spec.shape
+        return CpuLinear(
+            kernel=self._kernel,
+            weight=weight,
+            address=ctypes.addressof(weight.record),
+            features=features,
+            columns=columns,
+            transform=spec.weight.transform,
+            nbytes=weight.nbytes,
+            recipe=f"{weight.kept}, product in float32, {self._variant.isa}",
+        )
