@@ -11,6 +11,8 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
 
 from hundredfold.rpc import RequestError, abort
 from hundredfold.rpc.options import server_options
@@ -210,6 +212,9 @@ async def serving(door: FakeDoor) -> AsyncIterator[FakeDoor]:
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(door, server)
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(door, server)
     control_pb2_grpc.add_ControlServiceServicer_to_server(door, server)
+    health = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    await health.set("readiness", health_pb2.HealthCheckResponse.SERVING)
     door.port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

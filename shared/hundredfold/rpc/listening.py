@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 
@@ -14,6 +15,9 @@ from hundredfold.errors import StartError
 
 _PRIVATE_MASK = 0o177
 _PROBE_S = 1.0
+_BACKLOG = 1024
+
+_Resolved = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 
 
 def listen(server: grpc.aio.Server, address: str) -> str:
@@ -31,6 +35,51 @@ def listen(server: grpc.aio.Server, address: str) -> str:
     if port == 0:
         raise StartError(f"cannot listen on {address}: gRPC refused it")
     return f"{host}:{port}"
+
+
+def open_socket(address: str) -> socket.socket:
+    """A listening socket at ``address``, for servers of other protocols. Raises ``StartError``."""
+    parsed = parse(address)
+    if isinstance(parsed, UnixAddress):
+        return _open_unix(parsed.path)
+    made: socket.socket | None = None
+    try:
+        family, kind, protocol, _, target = _resolve(parsed)
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(target)
+        made.listen(_BACKLOG)
+    except OSError as error:
+        if made is not None:
+            made.close()
+        raise StartError(f"cannot listen on {address}: {(error.strerror or str(error)).lower()}") from None
+    return made
+
+
+def socket_address(opened: socket.socket) -> str:
+    """Where a socket listens, in the form of the settings, its port filled in."""
+    name = opened.getsockname()
+    if isinstance(name, str):
+        return f"unix:{name}"
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _open_unix(path: Path) -> socket.socket:
+    if not path.parent.is_dir():
+        raise StartError(f"cannot listen on unix:{path}: there is no directory {path.parent}")
+    _remove_stale(path)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(_PRIVATE_MASK)
+    try:
+        made.bind(str(path))
+        made.listen(_BACKLOG)
+    except OSError as error:
+        made.close()
+        raise StartError(f"cannot listen on unix:{path}: {error.strerror or error}") from None
+    finally:
+        os.umask(before)
+    return made
 
 
 def _listen_unix(server: grpc.aio.Server, path: Path) -> None:
@@ -72,11 +121,13 @@ def _remove_stale(path: Path) -> None:
 def _refuse_taken(address: str, parsed: TcpAddress) -> None:
     """Ask the system first: gRPC says that it failed, not why."""
     try:
-        family, kind, protocol, _, target = socket.getaddrinfo(
-            parsed.host, parsed.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, kind, protocol, _, target = _resolve(parsed)
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(target)
     except OSError as error:
         raise StartError(f"cannot listen on {address}: {(error.strerror or str(error)).lower()}") from None
+
+
+def _resolve(address: TcpAddress) -> _Resolved:
+    return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

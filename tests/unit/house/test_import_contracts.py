@@ -23,6 +23,10 @@ FAULTS = {
         "services/hundredfold_scheduler/core/planted_g.py",
         "from google.protobuf import message",
     ),
+    "gateway": (
+        "services/hundredfold_gateway/planted_i.py",
+        "from hundredfold.internal.v1 import scheduler_pb2",
+    ),
     "torch": ("shared/hundredfold/planted_h.py", "from torch import nn"),
 }
 """Contract to the file and the line that break it."""

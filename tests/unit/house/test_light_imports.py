@@ -43,6 +43,7 @@ def import_all(names: list[str], heavy: str) -> subprocess.CompletedProcess[str]
     [
         ("hundredfold", "torch,transformers"),
         ("hundredfold_tokenizer", "torch,transformers"),
+        ("hundredfold_gateway", "torch,transformers,tokenizers,jinja2"),
         ("hundredfold_scheduler", "torch,transformers,tokenizers,jinja2"),
         ("hundredfold_scheduler.core", "torch,transformers,tokenizers,jinja2,grpc,google.protobuf"),
     ],

@@ -9,6 +9,7 @@ import pytest
 
 from hundredfold.config import ServiceSettings
 from hundredfold.config.values import describe
+from hundredfold_gateway.settings import GatewaySettings
 from hundredfold_scheduler.settings import SchedulerSettings
 from hundredfold_tokenizer.settings import TokenizerSettings
 from hundredfold_worker.settings import WorkerSettings
@@ -18,7 +19,8 @@ SETTINGS: dict[str, tuple[type[ServiceSettings], ...]] = {
     "tokenizer": (TokenizerSettings,),
     "scheduler": (SchedulerSettings,),
     "worker": (WorkerSettings,),
-    "all": (TokenizerSettings, SchedulerSettings, WorkerSettings),
+    "gateway": (GatewaySettings,),
+    "all": (TokenizerSettings, SchedulerSettings, WorkerSettings, GatewaySettings),
 }
 DIFFERENT_EACH = {"listen"}
 

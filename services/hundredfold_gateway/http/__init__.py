@@ -1,0 +1,1 @@
+"""HTTP itself: bodies in, events out, who is still there."""
