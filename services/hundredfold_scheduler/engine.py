@@ -116,6 +116,24 @@ class Engine:
             self._results.append((connected, result))
             self._woken.set()
 
+    def worker_leaving(self, stream: WorkerStream) -> None:
+        """The worker is about to stop. What runs there goes on: moved at once, all of it would be computed
+        anew, while most ends within the worker's grace.
+        """
+        connected = self._connected.get(stream)
+        if connected is not None:
+            connected.worker.leaving = True
+            self._woken.set()
+
+    def worker_heard(self, stream: WorkerStream, *, answers: bool) -> None:
+        """Whether the worker's process answers calls at present. One that does not may be stopped, or gone
+        without a word: it gets nothing new until it is heard again.
+        """
+        connected = self._connected.get(stream)
+        if connected is not None and connected.worker.silent is answers:
+            connected.worker.silent = not answers
+            self._woken.set()
+
     def worker_lost(self, stream: WorkerStream) -> None:
         """The stream has ended, whoever ended it."""
         connected = self._connected.pop(stream, None)
@@ -197,7 +215,7 @@ class Engine:
 
     def _set_timer(self) -> None:
         """Wake up when a deadline passes, a result is overdue or an idle engine can be checked."""
-        times = [self.core.next_deadline(), *map(self._result_due, self._connected.values())]
+        times = [self.core.next_due(), *map(self._result_due, self._connected.values())]
         if self._idle_since is not None and not self._checked:
             times.append(self._idle_since + IDLE_CHECK_S)
         due = min((when for when in times if when is not None), default=None)

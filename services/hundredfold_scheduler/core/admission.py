@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from hundredfold_scheduler.core.fair_room import FairRoom
 from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.request import Sequence, Status
 from hundredfold_scheduler.core.routing import Place, Router
@@ -20,19 +21,35 @@ class Verdict(enum.Enum):
 
     ADMITTED = "admitted"
     NO_ROOM = "does not fit beside the running ones, or has to be alone"
+    KEPT = "fits, but into what is kept for owners that hold less"
+    TOO_LONG = "has to wait for the long prompt that is under way"
     ELSEWHERE = "another worker is the place for it"
 
 
 class Admission:
     """Says where a sequence goes, and seats it."""
 
-    def __init__(self, state: State, router: Router, observer: Observer) -> None:
+    def __init__(self, state: State, router: Router, fair_room: FairRoom, observer: Observer) -> None:
         self._state = state
         self._router = router
+        self._fair_room = fair_room
         self._observer = observer
 
-    def try_admit(self, sequence: Sequence, worker: Worker, budget: int, now: float) -> Verdict:
-        """Seat a popped candidate, with room for up to ``budget`` of its tokens; or change nothing.
+    @property
+    def shares(self) -> bool:
+        """Whether several owners are there, so that room is kept for those who hold little."""
+        return self._fair_room.num_owners > 1
+
+    def has_claim(self, sequence: Sequence, worker: Worker) -> bool:
+        """Whether several owners are there and this one's holds no more than its share."""
+        if not self.shares:
+            return False
+        num_blocks = worker.cache.blocks_for(sequence.total + 1)
+        return self._fair_room.has_claim(sequence, worker, num_blocks)
+
+    def try_admit(self, sequence: Sequence, worker: Worker, budget: int, longest: int, now: float) -> Verdict:
+        """Seat a popped candidate that has at most ``longest`` tokens to compute, with room for up to
+        ``budget`` of them; or change nothing.
 
         The prefix cache is asked now, not when the sequence was queued, and the blocks found are held before
         any other is taken: so what is counted as cached is what the worker will read. A prompt is admitted
@@ -47,6 +64,12 @@ class Admission:
             return Verdict.NO_ROOM
         cache = worker.cache
         cached = place.num_cached
+        if sequence.total - cached > longest:
+            return Verdict.TOO_LONG
+        num_blocks = place.missing + cache.revived(place.hits)
+        room = cache.num_unpromised - self.headroom(worker)
+        if worker.running and self._fair_room.keeps_from(sequence, worker, num_blocks, room, now):
+            return Verdict.KEPT
         cache.adopt(sequence, place.hits, promised=place.missing)
         if not cache.grow(sequence, cached + min(sequence.total - cached, budget)):
             cache.release(sequence)
@@ -99,7 +122,7 @@ class Admission:
 
     def _seat(self, sequence: Sequence, worker: Worker, cached: int, now: float) -> None:
         request = sequence.request
-        sequence.queue_entry = None
+        self._state.waiting.seat(sequence, sequence.total - cached)
         sequence.status = Status.RUNNING
         sequence.worker = worker
         sequence.slot = worker.slots.take()

@@ -97,6 +97,9 @@ class Applier:
                     sequence.tokens.extend(ids)
                 start += count
                 output += count
+                account = sequence.account
+                if account is not None:
+                    account.served += count
                 sequence.last_token_at = now
                 if not sequence.first_token_at:
                     sequence.first_token_at = now
@@ -110,6 +113,7 @@ class Applier:
         totals = self._state.totals
         totals.steps += 1
         planned = sum(record.num_tokens)
+        worker.cost.observe(record.num_decodes, planned - record.num_decodes, result.step_us / 1e6)
         totals.computed_tokens += planned
         totals.output_tokens += output
         totals.recomputed_tokens += recomputed

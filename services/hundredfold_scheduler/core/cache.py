@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 
 from hundredfold_scheduler.core.block_hash import BlockHasher
 from hundredfold_scheduler.core.block_pool import BlockPool
@@ -103,6 +104,17 @@ class Cache:
         self.promised -= sequence.promised
         sequence.blocks = []
         sequence.capacity = sequence.promised = sequence.told_blocks = 0
+
+    def num_exclusive(self, sequence: Sequence) -> int:
+        """Computed tokens that would have to be computed again if the sequence gave its table back now: those
+        in blocks that nobody else holds, or all if it does not read the cache. O(log blocks): what is shared
+        comes first.
+        """
+        if sequence.request.submission.skip_prefix_cache:
+            return sequence.computed
+        references, blocks = self.pool.references, sequence.blocks
+        shared = bisect_left(range(len(blocks)), True, key=lambda number: references[blocks[number]] < 2)
+        return max(0, sequence.computed - shared * self.block_size)
 
     def distrust(self, sequence: Sequence) -> None:
         """Take a failed sequence's content out of the index, whoever holds it: what made the sequence fail

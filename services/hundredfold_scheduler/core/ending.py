@@ -67,6 +67,7 @@ class Ending:
             del worker.parked[sequence.number]
         sequence.worker = None
         sequence.status = Status.DONE
+        state.waiting.leave(sequence)
         if request.deadline is not None:
             state.deadlines.remove(request.deadline)
             request.deadline = None

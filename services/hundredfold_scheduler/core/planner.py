@@ -1,18 +1,14 @@
-"""Makes the next plan: computed tokens chase total ones under one budget, running ones go first."""
+"""Makes the next plan: computed tokens chase total ones under one budget, decodes first."""
 
 from __future__ import annotations
 
-from hundredfold_scheduler.core.admission import Admission, Verdict
+from hundredfold_scheduler.core.newcomers import Newcomers
+from hundredfold_scheduler.core.pacing import PromptShare, StartPace
 from hundredfold_scheduler.core.preemption import Preemption
 from hundredfold_scheduler.core.request import Sequence, Status
 from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.step import NewSequence, StepPlan
 from hundredfold_scheduler.core.worker import InFlight, Worker
-
-MAX_CANDIDATES = 32
-"""Waiting sequences examined per step: the cost of a step does not grow with the queue."""
-MAX_BYPASSES = 32
-"""Admissions that may overtake the first in line for want of memory; then all wait until it fits."""
 
 _RUNNING = Status.RUNNING
 
@@ -22,10 +18,14 @@ class Planner:
     in.
     """
 
-    def __init__(self, state: State, admission: Admission, preemption: Preemption) -> None:
+    def __init__(
+        self, state: State, newcomers: Newcomers, preemption: Preemption, share: PromptShare, pace: StartPace
+    ) -> None:
         self._state = state
-        self._admission = admission
+        self._newcomers = newcomers
         self._preemption = preemption
+        self._share = share
+        self._pace = pace
         self._step = 0
         self._budget = 0
         self._rows: list[Sequence] = []
@@ -39,21 +39,45 @@ class Planner:
     def plan(self, worker: Worker, now: float) -> StepPlan | None:
         """A worker's next step, or ``None`` when nothing can be done before a result or a request comes."""
         self._step = worker.planned + 1
-        self._budget = worker.limits.max_num_batched_tokens
         self._rows, self._num_tokens, self._num_samples = [], [], []
         self._grown, self._new = [], []
         self._short_of_memory = False
         prefills = self._plan_decodes(worker)
+        num_decodes = len(self._rows)
+        self._budget = self._share.tokens(worker, num_decodes)
+        starts = not self._short_of_memory and self._may_start(worker, num_decodes, now)
+        # Of a long prompt's share newcomers get up to half, if there are any that fit into it.
+        kept = self._budget // 2 if starts and self._exceed_budget(prefills) else 0
+        self._budget -= kept
         for sequence in prefills:
             self._plan_prefill(sequence, worker)
+        self._budget += kept
         if self._short_of_memory:
             self._drop_victims()
-        elif worker.takes_new:
-            self._admit(worker, now)
+            num_decodes = sum(count == 1 for count in self._num_tokens)
+        else:
+            if starts:
+                self._admit(worker, now)
+            if kept:
+                self._give_back(num_decodes, worker)
         worker.backlog = sum(max(0, self._left(sequence)) for sequence in (*prefills, *self._new))
         if not self._rows and (worker.in_flight or not worker.slots.any_to_release):
             return None
-        return self._write_down(worker, now)
+        return self._write_down(worker, num_decodes, now)
+
+    def _may_start(self, worker: Worker, num_decodes: int, now: float) -> bool:
+        waiting = self._state.waiting
+        return self._newcomers.can_seat(worker) and self._pace.may_start(
+            worker, waiting, num_decodes, self._step, now
+        )
+
+    def _exceed_budget(self, prefills: list[Sequence]) -> bool:
+        left = 0
+        for sequence in prefills:
+            left += self._left(sequence)
+            if left > self._budget:
+                return True
+        return False
 
     def _plan_decodes(self, worker: Worker) -> list[Sequence]:
         """Plan every running sequence that has one token to compute; returns those that have more.
@@ -79,7 +103,6 @@ class Planner:
         self._rows = rows
         self._num_tokens = [1] * len(rows)
         self._num_samples = [1] * len(rows)
-        self._budget -= len(rows)
         return prefills
 
     def _plan_prefill(self, sequence: Sequence, worker: Worker) -> None:
@@ -131,49 +154,33 @@ class Planner:
 
     def _admit(self, worker: Worker, now: float) -> None:
         """Seat waiting sequences in their order while seats, budget and memory last."""
-        waiting = self._state.waiting
-        if not self._can_admit(worker):
-            return
-        version, room = waiting.version, worker.cache.num_unpromised - self._admission.headroom(worker)
-        stuck = worker.stuck
-        if stuck is not None and worker.running and stuck[0] == version and stuck[1] >= room:
-            return
-        passed_over: list[Sequence] = []
-        for_others: list[Sequence] = []
-        for _ in range(MAX_CANDIDATES):
-            sequence = waiting.pop()
-            if sequence is None:
-                break
-            if not sequence.started and any(earlier.started for earlier in passed_over):
-                # What was preempted waits for its memory, and nobody who never ran takes it meanwhile.
-                passed_over.append(sequence)
-                break
-            verdict = self._admission.try_admit(sequence, worker, self._budget, now)
-            if verdict is Verdict.ADMITTED:
-                self._new.append(sequence)
-                self._add_row(sequence, min(self._left(sequence), self._budget))
-                if passed_over:
-                    passed_over[0].bypassed += 1
-            elif verdict is Verdict.ELSEWHERE:
-                for_others.append(sequence)
+        under_way = not all(self._num_samples)
+        for sequence in self._newcomers.seat(worker, self._budget, under_way, now):
+            self._new.append(sequence)
+            self._add_row(sequence, min(self._left(sequence), self._budget))
+        if self._new:
+            worker.last_start = self._step
+
+    def _give_back(self, num_decodes: int, worker: Worker) -> None:
+        """Let prompts under way have what newcomers left of their share."""
+        for row in range(num_decodes, len(self._rows) - len(self._new)):
+            sequence = self._rows[row]
+            room = worker.cache.room(sequence) - sequence.reserved
+            more = min(self._left(sequence), self._budget, room)
+            if self._num_samples[row] or more <= 0:
                 continue
-            else:
-                passed_over.append(sequence)
-            if passed_over and passed_over[0].bypassed >= MAX_BYPASSES:
-                break
-            if not self._can_admit(worker):
-                break
-        for sequence in (*passed_over, *for_others):
-            waiting.restore(sequence)
-        worker.stuck = (version, room) if passed_over and not self._new and not for_others else None
+            is_told = sequence.told_blocks == len(sequence.blocks)
+            worker.cache.grow(sequence, sequence.reserved + more)
+            if is_told and sequence.told_blocks < len(sequence.blocks):
+                self._grown.append(sequence)
+            sequence.reserved += more
+            samples = int(sequence.reserved == sequence.known)
+            sequence.known += samples
+            self._num_tokens[row] += more
+            self._num_samples[row] = samples
+            self._budget -= more
 
-    def _can_admit(self, worker: Worker) -> bool:
-        if self._budget <= 0 or not len(self._state.waiting) or not worker.slots.num_free:
-            return False
-        # One that has to be alone is alone, once seated.
-        return not worker.runs_solo
-
-    def _write_down(self, worker: Worker, now: float) -> StepPlan:
+    def _write_down(self, worker: Worker, num_decodes: int, now: float) -> StepPlan:
         worker.planned = self._step
         plan = StepPlan(
             self._step,
@@ -188,7 +195,9 @@ class Planner:
             plan.grown_counts.append(len(blocks))
             plan.grown_block_ids.extend(blocks)
             sequence.told_blocks = len(sequence.blocks)
-        worker.in_flight.append(InFlight(self._step, self._rows, self._num_tokens, self._num_samples, now))
+        worker.in_flight.append(
+            InFlight(self._step, self._rows, self._num_tokens, self._num_samples, now, num_decodes)
+        )
         return plan
 
 

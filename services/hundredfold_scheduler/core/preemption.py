@@ -25,7 +25,7 @@ class Preemption:
         Whoever the policy spares longest never waits, and fits the cache alone: so some sequence always goes
         on.
         """
-        victim = self._victims.choose(worker.running.values())
+        victim = self._victims.choose(worker.running.values(), wanting)
         return None if victim is wanting else victim
 
     def preempt(self, sequence: Sequence, worker: Worker) -> None:

@@ -14,6 +14,7 @@ from hundredfold_scheduler.core.step import EndReason
 
 if TYPE_CHECKING:
     from hundredfold_scheduler.core.block_hash import BlockHasher
+    from hundredfold_scheduler.core.ledger import Account as Served
     from hundredfold_scheduler.core.worker import Worker
 
 SOLO_DEATHS = 2
@@ -49,6 +50,8 @@ class Submission:
     age_s: float = 0.0
     """Seconds since the request arrived at the door."""
     traceparent: str = ""
+    accepted: bool = False
+    """A scheduler before this one had it already."""
     unsupported: str = ""
     """Name of a field whose feature is not there yet; empty for none."""
 
@@ -136,6 +139,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "account",
         "blocks",
         "bypassed",
         "capacity",
@@ -150,6 +154,7 @@ class Sequence:
         "last_needed",
         "last_step",
         "last_token_at",
+        "level",
         "max_tokens",
         "next_full",
         "number",
@@ -193,6 +198,10 @@ class Sequence:
         self.queue_entry: Entry[Sequence] | None = None
         self.started = bool(submission.prior)
         """Has been worked on before; such sequences are admitted first."""
+        self.account: Served | None = None
+        """Where its tokens are counted, from its first seat on."""
+        self.level = 0
+        """The class in which it got its first seat."""
         self.bypassed = 0
         """Admissions that overtook it while it was first in line and did not fit."""
         self.deaths = 0
@@ -241,6 +250,13 @@ class Sequence:
     def num_output(self) -> int:
         """Output tokens so far."""
         return self.total - self.prompt_len
+
+    @property
+    def tokens_to_lose(self) -> int:
+        """Computed tokens that it would have to compute again after a preemption: what others hold too stays
+        in the cache.
+        """
+        return self.computed if self.worker is None else self.worker.cache.num_exclusive(self)
 
     @property
     def solo(self) -> bool:

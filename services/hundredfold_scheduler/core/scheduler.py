@@ -10,14 +10,17 @@ from hundredfold_scheduler.core.applier import Applier
 from hundredfold_scheduler.core.block_hash import new_seed
 from hundredfold_scheduler.core.ending import Ending
 from hundredfold_scheduler.core.failures import Code, Failure, Refused
+from hundredfold_scheduler.core.fair_room import FairRoom
 from hundredfold_scheduler.core.intake import Intake, QueueLimits, expired
 from hundredfold_scheduler.core.integrity import check_all
 from hundredfold_scheduler.core.limits import WorkerLimits
+from hundredfold_scheduler.core.newcomers import Newcomers
 from hundredfold_scheduler.core.observer import Observer
+from hundredfold_scheduler.core.pacing import PromptShare, StartPace, WholeBudget
 from hundredfold_scheduler.core.planner import Planner
 from hundredfold_scheduler.core.policy import (
     AdmissionOrder,
-    LatestOfLowestPriority,
+    CheapestOfLowestPriority,
     StrictPriority,
     VictimChoice,
 )
@@ -41,8 +44,10 @@ class SchedulerConfig:
     max_unread_bytes: int = 64 * 1024 * 1024
     """Output that one replica may leave unread."""
     order: AdmissionOrder = field(default_factory=StrictPriority)
-    victims: VictimChoice = field(default_factory=LatestOfLowestPriority)
+    victims: VictimChoice = field(default_factory=CheapestOfLowestPriority)
     router: Router = field(default_factory=LeastWork)
+    share: PromptShare = field(default_factory=WholeBudget)
+    pace: StartPace = field(default_factory=StartPace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,10 @@ class Scheduler:
         self._intake = Intake(self.state, config.queue)
         self._replay = Replay(self.state, seed if seed is not None else new_seed(), self._ending, watcher)
         preemption = Preemption(self.state, config.victims, self._ending, watcher)
-        self._planner = Planner(self.state, Admission(self.state, config.router, watcher), preemption)
+        self._fair_room = FairRoom(config.order)
+        admission = Admission(self.state, config.router, self._fair_room, watcher)
+        newcomers = Newcomers(self.state, admission)
+        self._planner = Planner(self.state, newcomers, preemption, config.share, config.pace)
         self._applier = Applier(self.state, self._ending, watcher)
 
     def attach(self, replica: str, notify: Callable[[], None], now: float) -> Attachment:
@@ -116,6 +124,7 @@ class Scheduler:
         if submission.deadline_s is not None:
             request.deadline = state.deadlines.push(now + submission.deadline_s, request)
         state.waiting.push(request.sequence)
+        self._fair_room.saw(request.sequence, now)
         state.totals.requests += 1
         state.totals.prompt_tokens += request.sequence.prompt_len
         self._observer.submitted(request)
@@ -179,10 +188,14 @@ class Scheduler:
             totals.expired += 1
             self._ending.fail(entry.item, expired(), now)
 
-    def next_deadline(self) -> float | None:
-        """When ``expire`` has something to do next."""
-        entry = self.state.deadlines.peek()
-        return None if entry is None else float(entry.key)
+    def next_due(self) -> float | None:
+        """When there is something to do though nothing comes in: a deadline passes, or a worker has gathered
+        requests for long enough.
+        """
+        deadline = self.state.deadlines.peek()
+        due = [self._config.pace.due(worker) for worker in self.state.workers.values()]
+        times = [when for when in (deadline.key if deadline is not None else None, *due) if when is not None]
+        return min(times, default=None)
 
     def drain(self) -> None:
         """Refuse submissions from here on."""

@@ -9,6 +9,7 @@ from hundredfold_scheduler.core.cache import Cache
 from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_scheduler.core.request import Sequence
 from hundredfold_scheduler.core.slots import Slots
+from hundredfold_scheduler.core.step_cost import StepCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class InFlight:
     num_samples: list[int]
     """Ids that each row may bring: 1 when it reaches its last known token, else 0."""
     sent_at: float
+    num_decodes: int = 0
+    """Rows that advanced by their next token; all other tokens are prompts' and of what is computed again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,8 +50,14 @@ class Worker:
     """It has said that it stops: it gets nothing new, and its end is nobody's fault."""
     silent: bool = False
     """It does not answer at present; it gets nothing new meanwhile."""
-    stuck: tuple[int, int] | None = None
-    """Queue version and room at the last look at the queue, when nothing fitted."""
+    stuck: tuple[int, int, int] | None = None
+    """Queue version, room and longest prompt wanted at the last look at the queue, when nothing fitted."""
+    cost: StepCost = field(default_factory=StepCost)
+    """What its steps take."""
+    last_start: int = 0
+    """Number of the last plan with newcomers."""
+    gathers_since: float | None = None
+    """Since when it is idle with requests waiting, to begin with more of them."""
 
     @property
     def takes_new(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hundredfold_scheduler.core.failures import Code
-from hundredfold_scheduler.core.planner import MAX_BYPASSES
+from hundredfold_scheduler.core.newcomers import MAX_BYPASSES
 from support.fake_worker import Script, expected_output
 from support.scheduler_harness import SMALL, Harness, Received
 

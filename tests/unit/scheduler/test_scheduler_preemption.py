@@ -149,7 +149,7 @@ def test_victim_choice_is_a_point_to_plug_in() -> None:
     class Earliest:
         asked = 0
 
-        def choose(self, running):  # type: ignore[no-untyped-def]
+        def choose(self, running, wanting):  # type: ignore[no-untyped-def]
             Earliest.asked += 1
             return min(running, key=lambda s: s.number)
 

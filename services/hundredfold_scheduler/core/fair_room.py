@@ -1,0 +1,69 @@
+"""Room for those who hold little: the last seats and blocks are not for an owner above its equal share."""
+
+from __future__ import annotations
+
+from hundredfold_scheduler.core.policy import AdmissionOrder
+from hundredfold_scheduler.core.request import Sequence
+from hundredfold_scheduler.core.worker import Worker
+
+KEPT = 16
+"""One in so many of a worker's seats and blocks is kept."""
+RECENT_S = 60.0
+"""An owner counts for so long after its last request: alone, one may have everything."""
+MAX_OWNERS = 4096
+
+
+class FairRoom:
+    """Without it an owner whose long requests fill seats and memory makes everybody else wait until one of
+    them ends, whatever the order of the queue.
+    """
+
+    def __init__(self, order: AdmissionOrder) -> None:
+        self._order = order
+        self._seen: dict[str, float] = {}
+        """Owners by the time of their last request, longest ago first."""
+
+    @property
+    def num_owners(self) -> int:
+        """Owners that asked for something lately."""
+        return len(self._seen)
+
+    def saw(self, sequence: Sequence, now: float) -> None:
+        """A request came."""
+        owner = self._order.owner(sequence)
+        self._seen.pop(owner, None)
+        self._seen[owner] = now
+        self._forget(now)
+
+    def keeps_from(self, sequence: Sequence, worker: Worker, num_blocks: int, room: int, now: float) -> bool:
+        """Whether a sequence that would take ``num_blocks`` of ``room`` has to leave them to others.
+        O(running) where it comes to the last part, else O(1).
+        """
+        self._forget(now)
+        if len(self._seen) < 2:
+            return False
+        last_seats = worker.slots.num_free <= worker.slots.count // KEPT
+        last_blocks = room - num_blocks < worker.cache.pool.num_blocks // KEPT
+        return (last_seats or last_blocks) and not self.has_claim(sequence, worker, num_blocks)
+
+    def has_claim(self, sequence: Sequence, worker: Worker, num_blocks: int) -> bool:
+        """Whether its owner holds nothing yet, or with it no more than its equal share of seats and blocks.
+        O(running).
+        """
+        owner = self._order.owner(sequence)
+        seats, blocks = 1, num_blocks
+        for other in worker.running.values():
+            if self._order.owner(other) == owner:
+                seats += 1
+                blocks += len(other.blocks) + other.promised
+        if seats == 1:
+            return True
+        owners = max(1, len(self._seen))
+        return seats * owners <= worker.slots.count and blocks * owners <= worker.cache.pool.num_blocks
+
+    def _forget(self, now: float) -> None:
+        while self._seen:
+            owner = next(iter(self._seen))
+            if len(self._seen) <= MAX_OWNERS and self._seen[owner] >= now - RECENT_S:
+                return
+            del self._seen[owner]

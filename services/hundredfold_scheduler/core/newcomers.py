@@ -1,0 +1,117 @@
+"""A look at the waiting queue: seats those that fit, in their order, and says who may overtake whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hundredfold_scheduler.core.admission import Admission, Verdict
+from hundredfold_scheduler.core.request import Sequence
+from hundredfold_scheduler.core.state import State
+from hundredfold_scheduler.core.worker import Worker
+
+MAX_CANDIDATES = 32
+"""Waiting sequences examined per step: the cost of a step does not grow with the queue."""
+MAX_BYPASSES = 32
+"""Admissions that may overtake the first in line for want of memory; then all wait until it fits."""
+MAX_CLAIMS = 8 * MAX_BYPASSES
+"""The same for owners that hold less than their equal share: they take from what is kept for them."""
+
+
+@dataclass(slots=True)
+class _Look:
+    """What a look at the queue has come to so far."""
+
+    budget: int
+    longest: int
+    """Longest prompt, in tokens to be computed, that may start now."""
+    seated: list[Sequence] = field(default_factory=list)
+    no_room: list[Sequence] = field(default_factory=list)
+    """They wait for memory: others may overtake them, so and so often."""
+    put_off: list[Sequence] = field(default_factory=list)
+    """They wait for something else, and hold up nobody but their own line."""
+    elsewhere: list[Sequence] = field(default_factory=list)
+    """Another worker seats them."""
+
+    def lets_pass(self, sequence: Sequence) -> bool:
+        """What was begun once waits for its memory, and nobody who never ran takes it meanwhile."""
+        return sequence.started or not any(earlier.started for earlier in (*self.no_room, *self.put_off))
+
+    @property
+    def overtaken(self) -> int:
+        """How often the first that waits for memory was overtaken."""
+        return self.no_room[0].bypassed if self.no_room else 0
+
+
+class Newcomers:
+    """Seats waiting sequences."""
+
+    def __init__(self, state: State, admission: Admission) -> None:
+        self._state = state
+        self._admission = admission
+
+    def can_seat(self, worker: Worker) -> bool:
+        """Whether a look at the queue can come to anything."""
+        if not worker.takes_new or not len(self._state.waiting) or not worker.slots.num_free:
+            return False
+        # One that has to be alone is alone, once seated.
+        return not worker.runs_solo
+
+    def seat(self, worker: Worker, budget: int, under_way: bool, now: float) -> list[Sequence]:
+        """Seat what fits, each with as much as it can have of ``budget`` tokens, in this order.
+
+        While a long prompt is under way only such start that are done in this step: long ones are computed
+        one after the other, and short ones do not wait for them.
+        """
+        waiting = self._state.waiting
+        waiting.age(now)
+        look = _Look(budget, budget if under_way else worker.limits.max_model_len)
+        version, room = waiting.version, worker.cache.num_unpromised - self._admission.headroom(worker)
+        if self._is_stuck(worker, (version, room, look.longest)):
+            return []
+        for _ in range(MAX_CANDIDATES):
+            if look.budget <= 0 or not self.can_seat(worker):
+                break
+            sequence = waiting.pop()
+            if sequence is None or not self._examine(sequence, look, worker, now):
+                break
+        for sequence in (*look.no_room, *look.put_off, *look.elsewhere):
+            waiting.restore(sequence)
+        nothing_fits = bool(look.no_room or look.put_off) and not look.seated and not look.elsewhere
+        worker.stuck = (version, room, look.longest) if nothing_fits else None
+        return look.seated
+
+    def _is_stuck(self, worker: Worker, looking: tuple[int, int, int]) -> bool:
+        """Whether the last look found nothing, and nothing is better now."""
+        stuck = worker.stuck
+        if stuck is None or not worker.running:
+            return False
+        return stuck[0] == looking[0] and stuck[1] >= looking[1] and stuck[2] >= looking[2]
+
+    def _examine(self, sequence: Sequence, look: _Look, worker: Worker, now: float) -> bool:
+        """Seat a candidate or pass it over; false when nobody behind it may go before it."""
+        if not look.lets_pass(sequence):
+            look.put_off.append(sequence)
+            return False
+        admission = self._admission
+        if look.overtaken >= MAX_BYPASSES and not admission.has_claim(sequence, worker):
+            self._put_off(sequence, look)
+            return True
+        verdict = admission.try_admit(sequence, worker, look.budget, look.longest, now)
+        if verdict is Verdict.ADMITTED:
+            look.seated.append(sequence)
+            look.budget -= min(sequence.total - sequence.reserved, look.budget)
+            if look.no_room:
+                look.no_room[0].bypassed += 1
+        elif verdict is Verdict.ELSEWHERE:
+            look.elsewhere.append(sequence)
+        elif verdict is Verdict.NO_ROOM:
+            look.no_room.append(sequence)
+        else:
+            self._put_off(sequence, look)
+        most = MAX_CLAIMS if admission.shares else MAX_BYPASSES
+        return look.overtaken < most
+
+    def _put_off(self, sequence: Sequence, look: _Look) -> None:
+        """Pass a candidate over, and with it all that came after it in its line."""
+        look.put_off.append(sequence)
+        self._state.waiting.set_aside(sequence)
