@@ -35,6 +35,21 @@ class NewSequence:
     """The prompt's scores were delivered already and need not be computed again."""
     choice_index: int
     traceparent: str
+    num_candidates: int = 0
+    """Not 0 for a beam: likeliest next ids that it answers with instead of a draw."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A slot's sequence becomes that of a beam, with one more token."""
+
+    slot: int
+    source_slot: int
+    token_id: int
+    kept_blocks: int
+    """Leading blocks of the source's table that it shares."""
+    block_ids: list[int]
+    """The blocks after them."""
 
 
 @dataclass(slots=True)
@@ -44,9 +59,13 @@ class StepPlan:
     step: int
     released_slots: list[int] = field(default_factory=list)
     new_sequences: list[NewSequence] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
+    """All sources are taken as they were before the first of them."""
     grown_slots: list[int] = field(default_factory=list)
     grown_counts: list[int] = field(default_factory=list)
     grown_block_ids: list[int] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Blocks, from and to, that are copied before anything is written."""
     slots: list[int] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     num_draft_tokens: list[int] = field(default_factory=list)
@@ -118,6 +137,22 @@ class RowScores:
     scores: Scores
 
 
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The likeliest ids that may follow a beam, best first."""
+
+    token_ids: Seq[int]
+    logprobs: Seq[float]
+
+
+@dataclass(frozen=True, slots=True)
+class RowCandidates:
+    """What may follow a row's beam."""
+
+    row: int
+    candidates: Candidates
+
+
 @dataclass(slots=True)
 class StepResult:
     """The answer to one plan; its rows are the plan's rows."""
@@ -132,5 +167,6 @@ class StepResult:
     ends: Seq[RowEnd] = ()
     failures: Seq[RowFailure] = ()
     scores: Seq[RowScores] = ()
+    candidates: Seq[RowCandidates] = ()
     step_us: int = 0
     idle_us: int = 0
