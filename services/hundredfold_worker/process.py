@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from hundredfold.errors import StartError
+from hundredfold.plugin.registry import PluginError
 from hundredfold.telemetry import get_logger
 from hundredfold_worker.service import Interrupted, WorkerService
 from hundredfold_worker.settings import WorkerSettings
@@ -34,8 +35,19 @@ def serve(settings: WorkerSettings) -> int:
         except Interrupted:
             return service.close()
         except StartError as error:
-            log.error("cannot start", service="worker", reason=str(error))
-            return service.close(str(error))
+            return service.close(_tell(error))
         except Exception as error:
             log.exception("the device thread has failed", service="worker")
             return service.close(f"{type(error).__name__} on the device thread")
+
+
+def _tell(error: StartError) -> str:
+    """Log why the start ends, with the traceback where a plugin's code raised; returns the reason."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, PluginError):
+        cause = cause.__cause__
+    if cause is None or cause.__cause__ is None:
+        log.error("cannot start", service="worker", reason=str(error))
+        return str(error)
+    log.exception("cannot start", raised=cause.__cause__, service="worker", reason=cause.message)
+    return cause.message

@@ -9,6 +9,7 @@ import pytest
 
 from hundredfold.plugin.registry import PluginError, PluginState, Registry, all_registries
 from hundredfold.rpc import plugin_info
+from support.distributions import put_distribution
 
 GROUP = "hundredfold.kv_cache"
 
@@ -55,13 +56,7 @@ class Site:
         self, distribution: str, name: str, source: str, *, version: str = "1.0", group: str = GROUP
     ) -> str:
         """Install a distribution with one module and one entry point; returns the module's name."""
-        module = f"{distribution.replace('-', '_')}_module"
-        info = self.path / f"{distribution.replace('-', '_')}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-        (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}:Plugin\n")
-        (self.path / f"{module}.py").write_text(source)
-        return module
+        return put_distribution(self.path, distribution, group, name, source, version=version)
 
     def good(self, distribution: str, name: str, **how: str) -> str:
         return self.install(distribution, name, GOOD.format(name=name), **how)

@@ -10,6 +10,8 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.distributions import put_distribution
+
 CLI = "import sys; from hundredfold.cli.main import run; sys.exit(run())"
 
 
@@ -47,13 +49,8 @@ class PluginEnvironment:
             raise RuntimeError(f"pip could not install {package}:\n{done.stdout}\n{done.stderr}")
 
     def put(self, distribution: str, group: str, name: str, source: str, *, version: str = "1.0") -> None:
-        """Put a distribution of one module and one entry point there; the plugin is the module's `Plugin`."""
-        module = f"{distribution.replace('-', '_')}_module"
-        info = self.site_packages / f"{distribution.replace('-', '_')}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-        (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}:Plugin\n")
-        (self.site_packages / f"{module}.py").write_text(source)
+        """Put a distribution of one module and one entry point there."""
+        put_distribution(self.site_packages, distribution, group, name, source, version=version)
 
     def run(
         self, *arguments: str | Path, cwd: Path | None = None, timeout_s: float = 120

@@ -35,6 +35,7 @@ from hundredfold.plugin import (
 from hundredfold.plugin.registry import PluginError, Registry
 from hundredfold_worker.model.canonical import to_device
 from hundredfold_worker.model.errors import ModelLoadError
+from hundredfold_worker.model.guards import Guard, GuardedMethod
 from hundredfold_worker.model.loaded import Selection
 
 AUTO = "auto"
@@ -56,12 +57,13 @@ def choose_quantization(
     def ask(plugin: QuantizationPlugin) -> Reasons:
         return plugin.refuses(info)
 
-    choice = _choose("quantization", registries["hundredfold.quantization"], ask, asked)
+    choice = _choose("quantization", registries["hundredfold.quantization"], asked, ask)
+    guard = Guard(registries["hundredfold.quantization"])
     try:
-        method = choice.value.bind(info)
+        method = guard.call(choice.value, "bind()", lambda: choice.value.bind(info), expected=(ValueError,))
     except ValueError as error:
         raise ModelLoadError(f"quantization '{choice.name}': {error}") from error
-    return method, _selection("quantization", choice)
+    return GuardedMethod(guard, choice.value, method), _selection("quantization", choice)
 
 
 def choose_kv_cache(
@@ -76,7 +78,7 @@ def choose_kv_cache(
             reasons = [*reasons, f"auto takes unscaled {preferred.value} for a model that computes so"]
         return reasons
 
-    choice: Choice[KVCachePlugin] = _choose("kv_cache", registries["hundredfold.kv_cache"], ask, asked)
+    choice: Choice[KVCachePlugin] = _choose("kv_cache", registries["hundredfold.kv_cache"], asked, ask)
     return choice.value.encoding, _selection("kv_cache", choice)
 
 
@@ -89,11 +91,10 @@ def choose_attention(
 ) -> tuple[AttentionPlugin, Selection]:
     """One backend for all layers. Raises ``ModelLoadError``."""
 
-    def ask(plugin: AttentionPlugin) -> Reasons:
-        answers = (plugin.refuses(layer, spec, encoding) for layer in layers)
-        return list(dict.fromkeys(reason for reasons in answers for reason in reasons))
-
-    choice = _choose("attention", registries["hundredfold.attention"], ask, asked)
+    asks = [lambda plugin, layer=layer: plugin.refuses(layer, spec, encoding) for layer in layers]
+    registry = registries["hundredfold.attention"]
+    choice: Choice[AttentionPlugin] = _choose("attention", registry, asked, *asks)
+    Guard(registry).try_attention(choice.value, layers, spec, encoding)
     return choice.value, _selection("attention", choice)
 
 
@@ -106,9 +107,11 @@ def choose_elementwise(
         return plugin.refuses(spec)
 
     choice: Choice[ElementwisePlugin] = _choose(
-        "elementwise", registries["hundredfold.elementwise"], ask, AUTO
+        "elementwise", registries["hundredfold.elementwise"], AUTO, ask
     )
-    return choice.value.bind(spec), _selection("elementwise", choice)
+    guard = Guard(registries["hundredfold.elementwise"])
+    operations = guard.call(choice.value, "bind()", lambda: choice.value.bind(spec))
+    return operations, _selection("elementwise", choice)
 
 
 class KernelChooser:
@@ -125,6 +128,8 @@ class KernelChooser:
         self._candidates: list[tuple[str, KernelPlugin]] = (
             [(name, _get(registry, name)) for name in asked] if asked else registry.candidates()
         )
+        self._guard = Guard(registry)
+        self._asked_for = bool(asked)
         self._why = "asked for" if asked else "first that fits"
         self._device = device
         self._dtype = dtype
@@ -135,14 +140,18 @@ class KernelChooser:
         """The layer, ready to run. Raises ``ModelLoadError`` when no kernel takes it."""
         spec = LinearSpec(name, to_device(weight, self._device), self._device, self._dtype)
         try:
-            choice = choose(f"kernel for layer '{name}'", self._candidates, lambda k: k.refuses(spec))
+            choice = choose(f"kernel for layer '{name}'", self._candidates, self._asking(spec))
         except NothingFits as error:
             raise ModelLoadError(str(error)) from error
-        linear = choice.value.prepare(spec, None if bias is None else bias.to(self._device, self._dtype))
+        bias = None if bias is None else bias.to(self._device, self._dtype)
+        linear = self._guard.prepare(choice.value, spec, bias)
         kind = (choice.name, linear.recipe)
         self._layers[kind] += 1
         self._refused.setdefault(kind, {}).update(dict.fromkeys(choice.refused))
         return linear
+
+    def _asking(self, spec: LinearSpec) -> Callable[[KernelPlugin], Reasons]:
+        return self._guard.asking(lambda kernel: kernel.refuses(spec), asked_for=self._asked_for)
 
     def selections(self) -> list[Selection]:
         """What was taken for how many layers, most first."""
@@ -158,11 +167,13 @@ class KernelChooser:
         ]
 
 
-def _choose(subject: str, registry: Registry, ask: Callable[[T], Reasons], asked: str) -> Choice[T]:
+def _choose(subject: str, registry: Registry, asked: str, *asks: Callable[[T], Reasons]) -> Choice[T]:
     wanted = None if asked == AUTO else asked
     candidates = registry.candidates() if wanted is None else [(wanted, _get(registry, wanted))]
     try:
-        return choose(subject, candidates, ask, wanted)
+        return choose(
+            subject, candidates, Guard(registry).asking(*asks, asked_for=wanted is not None), wanted
+        )
     except NothingFits as error:
         raise ModelLoadError(str(error)) from error
 

@@ -43,6 +43,8 @@ class PluginError(RuntimeError):
     def __init__(self, group: str, name: str, distribution: str, reason: str, traceback: str = "") -> None:
         message = f"plugin '{name}' of group {group}, brought by {distribution}: {reason}"
         super().__init__(f"{message}\n{traceback}" if traceback else message)
+        self.message = message
+        """Without the traceback."""
         self.group = group
         self.name = name
         self.distribution = distribution

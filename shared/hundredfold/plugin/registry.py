@@ -80,6 +80,10 @@ class Registry:
         known = [self._record(name, item) for name, item in self._found.items()]
         return sorted([*known, *self._denied.values()], key=lambda r: (r.name, r.distribution))
 
+    def fault(self, name: str, reason: str, trace: str = "") -> PluginError:
+        """What a loaded plugin did wrong, to be raised by who called it."""
+        return self._error(self._found[name], reason, trace)
+
     def _record(self, name: str, item: Found) -> PluginRecord:
         if name in self._failed:
             error = str(self._failed[name])

@@ -58,11 +58,13 @@ class StructuredLogger:
         """Something that failed."""
         self._log(logging.ERROR, event, values)
 
-    def exception(self, event: str, /, **values: object) -> None:
-        """Something that failed, with the traceback of the exception being handled."""
-        self._log(logging.ERROR, event, values, exc_info=True)
+    def exception(self, event: str, /, *, raised: BaseException | None = None, **values: object) -> None:
+        """Something that failed, with the traceback of ``raised``, or of the exception being handled."""
+        self._log(logging.ERROR, event, values, exc_info=raised or True)
 
-    def _log(self, level: int, event: str, values: Mapping[str, object], exc_info: bool = False) -> None:
+    def _log(
+        self, level: int, event: str, values: Mapping[str, object], exc_info: bool | BaseException = False
+    ) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, "%s", event, extra={_VALUES: values}, exc_info=exc_info)
 
