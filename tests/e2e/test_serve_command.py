@@ -18,7 +18,8 @@ import pytest
 
 from hundredfold import Client
 from hundredfold.client import RetryPolicy
-from support.stack import SERVICES, free_port
+from hundredfold.supervisor.house import SERVICES
+from support.stack import free_port
 
 
 class Serving:
@@ -27,7 +28,12 @@ class Serving:
     def __init__(self, model: str, output: Path, *flags: str) -> None:
         self.output = output
         self.address = f"127.0.0.1:{free_port()}"
-        ports = [f"--scheduler-listen=127.0.0.1:{free_port()}", f"--worker-listen=127.0.0.1:{free_port()}"]
+        self.http = f"127.0.0.1:{free_port()}"
+        ports = [
+            f"--http={self.http}",
+            f"--scheduler-listen=127.0.0.1:{free_port()}",
+            f"--worker-listen=127.0.0.1:{free_port()}",
+        ]
         command = [
             sys.executable,
             "-c",
@@ -82,7 +88,7 @@ def serving(default_model: str, output: Path) -> Iterator[Serving]:
 
 def test_up_answer_kill_each_and_down(serving: Serving):
     serving.until(r"why is the sky blue\?\s+\S+")
-    for place in ("127.0.0.1:", serving.address, "hundredfold generate"):
+    for place in ("127.0.0.1:", serving.address, "hundredfold generate", f"curl http://{serving.http}/v1/"):
         assert place in serving.text
     with Client(serving.address, retry=RetryPolicy(connect_s=30, resume_s=60)) as client:
         prompt = "A long story about a river: "

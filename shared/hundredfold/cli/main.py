@@ -27,7 +27,8 @@ class Known:
 
 
 COMMANDS = {
-    "serve": Known("Start tokenizer, scheduler and worker on this machine.", "hundredfold.cli.serve"),
+    "serve": Known("Start all services on this machine.", "hundredfold.cli.serve"),
+    "gateway": Known("Run the gateway service, OpenAI's API over HTTP."),
     "tokenizer": Known("Run the tokenizer service, the public door."),
     "scheduler": Known("Run the scheduler service."),
     "worker": Known("Run a worker service."),
@@ -38,6 +39,9 @@ COMMANDS = {
     "bench": Known("Measure speed.", "hundredfold.cli.bench"),
 }
 """Told apart from the modules so that `hundredfold --help` imports none of them."""
+
+_EXTRAS = {"torch": "worker", "starlette": "gateway", "uvicorn": "gateway"}
+"""Packages that an extra of ours brings."""
 
 
 class LazyGroup(click.Group):
@@ -57,7 +61,8 @@ class LazyGroup(click.Group):
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0].startswith("hundredfold"):
                 raise
-            hint = "; install hundredfold[worker]" if error.name == "torch" else ""
+            extra = _EXTRAS.get(error.name)
+            hint = f"; install hundredfold[{extra}]" if extra else ""
             raise click.UsageError(f"'{cmd_name}' needs the package '{error.name}'{hint}", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

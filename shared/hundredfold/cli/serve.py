@@ -1,4 +1,4 @@
-"""`hundredfold serve`: the three services of one machine under one command."""
+"""`hundredfold serve`: the services of one machine under one command."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -14,7 +15,7 @@ from rich.markup import escape
 from rich.panel import Panel
 
 from hundredfold.client import AsyncClient, RequestFailed
-from hundredfold.config import ConfigError
+from hundredfold.config import ConfigError, Problem
 from hundredfold.models import DEFAULT_MODEL, ModelError, resolve
 from hundredfold.supervisor.child import Sink
 from hundredfold.supervisor.greeting import Address, ready_panel, stream_sample
@@ -22,12 +23,21 @@ from hundredfold.supervisor.house import LISTEN, SERVICES, SHARED_SETTINGS, Hous
 from hundredfold.supervisor.restarts import RestartPolicy
 from hundredfold.supervisor.supervisor import EXIT_BAD_CONFIG, Outcome, Supervisor
 
-_COLOURS = {"tokenizer": "cyan", "scheduler": "magenta", "worker": "yellow", "serve": "green"}
+_HTTP_PACKAGES = ("starlette", "uvicorn")
+_COLOURS = {
+    "gateway": "blue",
+    "tokenizer": "cyan",
+    "scheduler": "magenta",
+    "worker": "yellow",
+    "serve": "green",
+}
 
 
 @click.command(name="serve", context_settings={"max_content_width": 110})
 @click.option("--model", help=f"Catalog name, path or id of a pulled repository. [default: {DEFAULT_MODEL}]")
 @click.option("--listen", metavar="ADDRESS,...", help=f"The public door. [default: {LISTEN['tokenizer']}]")
+@click.option("--http", metavar="ADDRESS,...", help=f"OpenAI's API. [default: {LISTEN['gateway']}]")
+@click.option("--no-http", is_flag=True, help="Leave OpenAI's API out.")
 @click.option("--scheduler-listen", metavar="ADDRESS,...", help=f"[default: {LISTEN['scheduler']}]")
 @click.option("--worker-listen", metavar="ADDRESS,...", help=f"[default: {LISTEN['worker']}]")
 @click.option("--max-num-seqs", metavar="INTEGER", help="Most sequences that run at once.")
@@ -57,6 +67,8 @@ _COLOURS = {"tokenizer": "cyan", "scheduler": "magenta", "worker": "yellow", "se
 @click.option("--sample", is_flag=True, help="Stream one answer when ready.")
 def command(
     listen: str | None,
+    http: str | None,
+    no_http: bool,
     scheduler_listen: str | None,
     worker_listen: str | None,
     assignments: tuple[str, ...],
@@ -65,19 +77,21 @@ def command(
     sample: bool,
     **given: str | None,
 ) -> None:
-    """Start tokenizer, scheduler and worker on this machine, and keep them running.
+    """Start gateway, tokenizer, scheduler and worker on this machine, and keep them running.
 
-    A service that crashes is started again. Ctrl-C finishes what runs, then stops the door, the scheduler and
-    the worker; a second one kills. Settings without a flag here are reached with --set, such as --set
+    A service that crashes is started again. Ctrl-C finishes what runs, then stops the doors, the scheduler
+    and the worker; a second one kills. Settings without a flag here are reached with --set, such as --set
     tokenizer.max_requests=64; `hundredfold tokenizer --help` and its like list them.
     """
-    named = dict(zip(SERVICES, (listen, scheduler_listen, worker_listen), strict=True))
+    named = dict(zip(SERVICES, (http, listen, scheduler_listen, worker_listen), strict=True))
     try:
+        with_http = _has_http(wanted=http is not None, refused=no_http)
         options = HouseOptions(
             config=config,
             listen={service: address for service, address in named.items() if address},
             shared={name: value for name, value in given.items() if name in SHARED_SETTINGS and value},
             extra=parse_extra(assignments),
+            without=frozenset() if with_http else frozenset({"gateway"}),
         )
         with tempfile.TemporaryDirectory(prefix="hundredfold-") as runtime_dir:
             house = House(options, Path(runtime_dir))
@@ -92,12 +106,26 @@ def command(
     sys.exit(outcome.exit_code)
 
 
+def _has_http(*, wanted: bool, refused: bool) -> bool:
+    """Whether the gateway is started: its packages are an extra. Raises ``ConfigError``."""
+    if refused and wanted:
+        raise ConfigError([Problem("--no-http", "contradicts --http")])
+    missing = [name for name in _HTTP_PACKAGES if find_spec(name) is None]
+    if missing and wanted:
+        raise ConfigError(
+            [Problem("--http", f"needs the package '{missing[0]}'; install hundredfold[gateway]")]
+        )
+    if missing and not refused:
+        _print_line("serve", "OpenAI's API is left out; it needs hundredfold[gateway]")
+    return not (refused or missing)
+
+
 async def _serve(house: House, model: str, policy: RestartPolicy, sink: Sink, *, sample: bool) -> Outcome:
     begin = time.monotonic()
     console = Console()
 
     async def greet() -> None:
-        addresses = [Address(service, house.listen[service]) for service in SERVICES]
+        addresses = [Address(service, house.listen[service]) for service in house.services]
         async with AsyncClient(house.socket("tokenizer")) as client:
             try:
                 services = await client.info(timeout=10)

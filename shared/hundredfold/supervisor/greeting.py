@@ -17,6 +17,9 @@ from hundredfold.v1.control_pb2 import ServiceInfo
 SAMPLE_PROMPT = "In two sentences: why is the sky blue?"
 SAMPLE_TOKENS = 64
 
+_NAMES = {"tokenizer": "door", "gateway": "http"}
+"""What a service that clients talk to is called."""
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -39,25 +42,36 @@ def ready_panel(
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for address in addresses:
-        name = "door" if address.service == "tokenizer" else address.service
-        table.add_row(
-            name, f"[bold]{escape(address.listen)}[/bold]" if name == "door" else escape(address.listen)
-        )
+        shown = escape(address.listen)
+        name = _NAMES.get(address.service)
+        table.add_row(name or address.service, f"[bold]{shown}[/bold]" if name else shown)
     table.add_row("model", escape(_model(model, services)))
     for service in services:
         if service.HasField("runtime"):
             table.add_row("runtime", escape(_runtime(service)))
-    door = addresses[0].listen.split(",")[0]
+    where = {address.service: address.listen.split(",")[0] for address in addresses}
+    door = where["tokenizer"]
     examples: list[RenderableType] = [
         "",
         f'[dim]$[/dim] hundredfold generate --chat "Name three rivers." --address {escape(door)}',
         "[dim]$[/dim] grpcurl -plaintext -import-path proto -proto hundredfold/v1/generation.proto \\",
         f'    -d \'{{"text": "The sky is"}}\' {escape(door)} hundredfold.v1.GenerationService/Generate',
+        *(_curl(where["gateway"]) if "gateway" in where else ()),
         "",
         "[dim]Ctrl-C finishes what runs, then stops.[/dim]",
     ]
     title = f"hundredfold is ready after {seconds:.1f} s"
     return Panel(Group(table, *examples), title=title, title_align="left", border_style="green", expand=False)
+
+
+def _curl(listen: str) -> tuple[str, str]:
+    """A chat over HTTP."""
+    socket = listen.removeprefix("unix:")
+    target = f"http://{listen}" if socket == listen else f"--unix-socket {socket} http://localhost"
+    return (
+        f"[dim]$[/dim] curl {escape(target)}/v1/chat/completions -H 'content-type: application/json' \\",
+        '    -d \'{"messages": [{"role": "user", "content": "Name three rivers."}]}\'',
+    )
 
 
 async def stream_sample(client: AsyncClient, console: Console) -> None:

@@ -14,17 +14,34 @@ from hundredfold.config import ConfigError, Problem
 from hundredfold.supervisor.cores import usable_cores
 from hundredfold.supervisor.spec import ChildSpec
 
-SERVICES = ("tokenizer", "scheduler", "worker")
-"""In the order in which they are stopped: the door first."""
+SERVICES = ("gateway", "tokenizer", "scheduler", "worker")
+"""In the order in which they are stopped: the doors first."""
 
-LISTEN = {"tokenizer": "127.0.0.1:50051", "scheduler": "127.0.0.1:50052", "worker": "127.0.0.1:50053"}
-NEIGHBOUR = {"tokenizer": "scheduler", "scheduler": "worker"}
+LISTEN = {
+    "gateway": "127.0.0.1:8000",
+    "tokenizer": "127.0.0.1:50051",
+    "scheduler": "127.0.0.1:50052",
+    "worker": "127.0.0.1:50053",
+}
+NEIGHBOUR = {
+    "gateway": ("door", "tokenizer"),
+    "tokenizer": ("scheduler", "scheduler"),
+    "scheduler": ("worker", "worker"),
+}
+"""The setting by which a service knows the next one, and that one."""
+
+DOORS = ("gateway", "tokenizer")
+"""Those that clients talk to; only they have anything of their own to finish."""
+
+_WITH_MODEL = SERVICES[1:]
+_CONTROLLED_APART = ("gateway",)
+"""Services that listen with another protocol than gRPC: health and control have an address of their own."""
 DEFAULT_DRAIN_GRACE_S = 30.0
 THREADS = "OMP_NUM_THREADS"
 _STOP_MARGIN_S = 5.0
 
 SHARED_SETTINGS: Mapping[str, tuple[str, ...]] = {
-    "model": SERVICES,
+    "model": _WITH_MODEL,
     "log_level": SERVICES,
     "log_format": SERVICES,
     "drain_grace_s": SERVICES,
@@ -49,12 +66,14 @@ class HouseOptions:
         listen: Address by service, where one was named.
         shared: Values by name of SHARED_SETTINGS.
         extra: Settings of single services, by (service, setting).
+        without: Services that are left out.
     """
 
     config: Path | None = None
     listen: Mapping[str, str] = field(default_factory=dict)
     shared: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    without: frozenset[str] = frozenset()
 
 
 def parse_extra(assignments: Sequence[str]) -> dict[tuple[str, str], str]:
@@ -75,7 +94,7 @@ def parse_extra(assignments: Sequence[str]) -> dict[tuple[str, str], str]:
 
 
 class House:
-    """The three services of one machine; looks into file and environment where these have a say."""
+    """The services of one machine; looks into file and environment where these have a say."""
 
     def __init__(self, options: HouseOptions, runtime_dir: Path) -> None:
         """Work out addresses and flags; nothing is started.
@@ -90,9 +109,11 @@ class House:
         self._options = options
         self._runtime_dir = runtime_dir
         self._file = _read_file(options.config)
+        self.services = tuple(name for name in SERVICES if name not in options.without)
+        """In the order in which they are stopped."""
         self.listen = {
             name: options.listen.get(name) or self._configured(name, "listen") or LISTEN[name]
-            for name in SERVICES
+            for name in self.services
         }
         """Public addresses by service, comma-separated."""
 
@@ -103,16 +124,22 @@ class House:
     def model(self, default: str) -> str:
         """The model to serve: asked for, configured, or ``default``."""
         asked = self._options.shared.get("model")
-        return asked or next(filter(None, (self._configured(name, "model") for name in SERVICES)), default)
+        return asked or next(filter(None, (self._configured(name, "model") for name in _WITH_MODEL)), default)
 
     def specs(self, model: str) -> list[ChildSpec]:
-        """The services in the order in which they are stopped, the door first."""
-        return [self._spec(name, model) for name in SERVICES]
+        """The services in the order in which they are stopped, the doors first."""
+        return [self._spec(name, model) for name in self.services]
 
     def _spec(self, name: str, model: str) -> ChildSpec:
-        given: dict[str, str] = {"listen": f"{self.listen[name]},{self.socket(name)}", "model": model}
+        if name in _CONTROLLED_APART:
+            given = {"listen": self.listen[name], "control_listen": self.socket(name)}
+        else:
+            given = {"listen": f"{self.listen[name]},{self.socket(name)}"}
+        if name in _WITH_MODEL:
+            given["model"] = model
         if name in NEIGHBOUR:
-            given[NEIGHBOUR[name]] = self.socket(NEIGHBOUR[name])
+            setting, neighbour = NEIGHBOUR[name]
+            given[setting] = self.socket(neighbour)
         shared = self._options.shared.items()
         given |= {
             setting: value
@@ -137,13 +164,13 @@ class House:
         )
 
     def _grace(self, name: str, given: Mapping[str, str]) -> float:
-        """How long the service may drain; only the door has anything of its own to wait for."""
+        """How long the service may drain; only the doors have anything of their own to wait for."""
         text = given.get("drain_grace_s") or self._configured(name, "drain_grace_s")
         try:
             grace = float(text) if text else DEFAULT_DRAIN_GRACE_S
         except ValueError:
             grace = DEFAULT_DRAIN_GRACE_S  # the service itself says what is wrong with it
-        return grace if name == SERVICES[0] else min(grace, _STOP_MARGIN_S)
+        return grace if name in DOORS else min(grace, _STOP_MARGIN_S)
 
     def _configured(self, service: str, setting: str) -> str | None:
         """What environment or file say, environment first."""

@@ -22,6 +22,7 @@ from hundredfold.supervisor.house import (
     thread_variables,
 )
 from hundredfold.supervisor.restarts import RestartBook, RestartPolicy
+from hundredfold_gateway.settings import GatewaySettings
 from hundredfold_scheduler.settings import SchedulerSettings
 from hundredfold_tokenizer.settings import TokenizerSettings
 from hundredfold_worker.settings import WorkerSettings
@@ -44,10 +45,15 @@ def test_defaults(tmp_path: Path):
     specs = house.specs("m")
     assert [spec.name for spec in specs] == list(SERVICES)
     assert specs[0].command[:5] == (
-        *(sys.executable, "-m", "hundredfold.supervisor.tether", str(os.getpid()), "hundredfold_tokenizer"),
+        *(sys.executable, "-m", "hundredfold.supervisor.tether", str(os.getpid()), "hundredfold_gateway"),
     )
     unix = {name: f"unix:{tmp_path / name}.sock" for name in SERVICES}
     assert flags(house) == {
+        "gateway": [
+            "--listen=127.0.0.1:8000",
+            f"--control-listen={unix['gateway']}",
+            f"--door={unix['tokenizer']}",
+        ],
         "tokenizer": [
             *(
                 f"--listen=127.0.0.1:50051,{unix['tokenizer']}",
@@ -61,7 +67,7 @@ def test_defaults(tmp_path: Path):
         "worker": [f"--listen=127.0.0.1:50053,{unix['worker']}", "--model=m", "--num-threads=2"],
     }
     assert [spec.address for spec in specs] == [unix[name] for name in SERVICES]
-    assert [spec.stop_s for spec in specs] == [35, 10, 10]
+    assert [spec.stop_s for spec in specs] == [35, 35, 10, 10]
 
 
 def test_flags_go_where_they_belong(tmp_path: Path):
@@ -81,7 +87,13 @@ def test_flags_go_where_they_belong(tmp_path: Path):
     assert made["tokenizer"][-1] == "--insecure"
     assert made["scheduler"][-1] == "--no-reflection"
     assert "--x-y=a=b c" in made["worker"]
-    assert [spec.stop_s for spec in House(options, tmp_path).specs("m")] == [7, 7, 7]
+    assert [spec.stop_s for spec in House(options, tmp_path).specs("m")] == [7, 7, 7, 7]
+
+
+def test_a_service_can_be_left_out(tmp_path: Path):
+    house = House(HouseOptions(without=frozenset({"gateway"})), tmp_path)
+    assert [spec.name for spec in house.specs("m")] == ["tokenizer", "scheduler", "worker"]
+    assert set(house.listen) == {"tokenizer", "scheduler", "worker"}
 
 
 def test_file_and_environment_are_not_overruled_by_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -116,14 +128,20 @@ def test_the_workers_threads_are_left_alone_where_someone_said_them(
 
 
 def test_every_setting_with_a_flag_of_its_own_is_one_of_its_services():
-    services = {"tokenizer": TokenizerSettings, "scheduler": SchedulerSettings, "worker": WorkerSettings}
+    services = {
+        "gateway": GatewaySettings,
+        "tokenizer": TokenizerSettings,
+        "scheduler": SchedulerSettings,
+        "worker": WorkerSettings,
+    }
     for setting, names in SHARED_SETTINGS.items():
         for name in names:
             assert setting in services[name].model_fields, (setting, name)
     offered = {option.name for option in command.params}
     assert set(SHARED_SETTINGS) <= offered
-    for name, neighbour in NEIGHBOUR.items():
-        assert neighbour in services[name].model_fields
+    for name, (setting, neighbour) in NEIGHBOUR.items():
+        assert setting in services[name].model_fields
+        assert neighbour in SERVICES
     for name, address in LISTEN.items():
         assert services[name].model_fields["listen"].default == (address,)
 
@@ -140,7 +158,7 @@ def test_an_unreadable_file(tmp_path: Path, content: str | bytes | None):
 
 
 @pytest.mark.parametrize(
-    "item", ["x", "worker=1", "worker.x", "gateway.x=1", "worker.a-b=1", ".x=1", "worker.=1"]
+    "item", ["x", "worker=1", "worker.x", "door.x=1", "worker.a-b=1", ".x=1", "worker.=1"]
 )
 def test_assignments_that_are_none(item: str):
     with pytest.raises(ConfigError, match=r"--set: '.*' is not SERVICE\.SETTING=VALUE"):
