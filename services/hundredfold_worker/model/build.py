@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from hundredfold.plugin import AttentionSpec, CanonicalWeight, DenseWeight, Elementwise, Linear
-from hundredfold.plugin.dequantize import dequantize
 from hundredfold_worker.model.architectures import DescribedModel, LayerNames
 from hundredfold_worker.model.canonical import join_rows, to_device
 from hundredfold_worker.model.decoder import DecoderLayer, Norm, Projection, QueryKeyNorms
@@ -20,6 +19,7 @@ from hundredfold_worker.model.description import (
     QueryKeyNorm,
     RotaryDescription,
 )
+from hundredfold_worker.model.embedding import Embedding, make_embedding
 from hundredfold_worker.model.errors import ModelLoadError
 from hundredfold_worker.model.memory import trim
 from hundredfold_worker.model.selection import KernelChooser
@@ -30,7 +30,7 @@ from hundredfold_worker.model.weights import WeightReader
 class Ends:
     """What stands before the first layer and after the last."""
 
-    embedding: Tensor
+    embedding: Embedding
     final_norm: Norm
     head: Linear
 
@@ -53,15 +53,15 @@ class Builder:
         """Embedding, final norm and output layer; a tied pair shares one table where the kernel can."""
         description, names = self.model.description, self.model.names
         shape = (description.vocab_size, description.hidden_size)
-        table = self._table(self.reader.matrix(names.embedding, shape), names.embedding)
-        self.nbytes += table.nbytes
+        embedding = self._embedding(self.reader.matrix(names.embedding, shape), names.embedding)
+        self.nbytes += embedding.nbytes
         if description.tied_head:
-            head = self._tied(table)
+            head = self._tied(embedding)
         else:
             head = self._linear(names.head, self.reader.matrix(names.head, shape), None)
         norm = self._norm(names.final_norm, description.hidden_size)
         self._let_go()
-        return Ends(table, norm, head)
+        return Ends(embedding, norm, head)
 
     def layer(self, index: int) -> DecoderLayer:
         """One layer. Raises ``ModelLoadError``."""
@@ -120,19 +120,21 @@ class Builder:
         self.nbytes += linear.nbytes
         return linear
 
-    def _tied(self, table: Tensor) -> Linear:
-        view = table.view(table.shape)
+    def _tied(self, embedding: Embedding) -> Linear:
+        weight = embedding.weight
+        view = (weight.weight if isinstance(weight, DenseWeight) else weight.codes).view(len(embedding), -1)
         kept = weakref.ref(view)
-        linear = self.kernels.prepare(self.model.names.head, DenseWeight(view), None)
-        del view
+        tied = DenseWeight(view) if isinstance(weight, DenseWeight) else replace(weight, codes=view)
+        linear = self.kernels.prepare(self.model.names.head, tied, None)
+        del view, tied
         if kept() is None:  # the kernel made an arrangement of its own, beside the table
             self.nbytes += linear.nbytes
         return linear
 
-    def _table(self, weight: CanonicalWeight, name: str) -> Tensor:
+    def _embedding(self, weight: CanonicalWeight, name: str) -> Embedding:
         if weight.transform is not None:
             raise ModelLoadError(f"table '{name}' has an input transform, which has no meaning for a look-up")
-        return dequantize(to_device(weight, self.device), self.dtype)
+        return make_embedding(to_device(weight, self.device), self.dtype)
 
     def _query_key_norm(self, attention: AttentionDescription, names: LayerNames) -> QueryKeyNorms | None:
         kind = attention.query_key_norm

@@ -19,6 +19,7 @@ from hundredfold.plugin import (
     Rotation,
 )
 from hundredfold_worker.model.cache import BackendCachePlanner
+from hundredfold_worker.model.embedding import Embedding
 from hundredfold_worker.model.loaded import PagedCache
 from hundredfold_worker.model.rotary import RotaryTable
 
@@ -131,8 +132,7 @@ def _norm_of_sum(norm: Norm | None, residual: Tensor, x: Tensor | None) -> Tenso
 class Decoder:
     """Embedding, layers, norm, output layer."""
 
-    embedding: Tensor
-    """[vocabulary, hidden] in the compute type."""
+    embedding: Embedding
     embedding_scale: float
     rotaries: tuple[RotaryTable, ...]
     layers: tuple[DecoderLayer, ...]
@@ -147,7 +147,7 @@ class Decoder:
         self, token_ids: Tensor, batch: AttentionBatch, cache: PagedCache, logits_at: Tensor
     ) -> Tensor:
         """See ``LoadedModel.forward``."""
-        hidden = self.embedding.index_select(0, token_ids)
+        hidden = self.embedding(token_ids)
         if self.embedding_scale != 1.0:
             hidden.mul_(self.embedding_scale)
         rotations = [table.at(batch.positions) for table in self.rotaries]
