@@ -46,6 +46,7 @@ def submission_of(submit: scheduler_pb2.Submit) -> Submission:
         deadline_s=submit.deadline_ms / 1e3 if submit.deadline_ms else None,
         age_s=submit.age_us / 1e6,
         traceparent=submit.traceparent,
+        accepted=submit.accepted,
         unsupported=_unsupported(submit),
     )
 

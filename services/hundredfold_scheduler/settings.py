@@ -57,6 +57,11 @@ class SchedulerSettings(ServiceSettings):
     recovery_grace_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
     """Seconds without a worker after which the service is no longer ready; requests wait meanwhile."""
 
+    worker_silence_s: Annotated[float, Field(gt=0, le=3600)] = 20.0
+    """Seconds after which a worker whose process answers no call at all counts as dead; it gets nothing new
+    from its first silence on.
+    """
+
     step_timeout_s: Annotated[float, Field(gt=0, le=86400)] = 120.0
     """Seconds after which a worker that answers no step counts as dead."""
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hundredfold.internal.v1 import worker_pb2, worker_pb2_grpc
 from hundredfold.rpc import PROTOCOL_VERSION, open_channel
 from hundredfold.telemetry import get_logger
 from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_scheduler.engine import Engine
+from hundredfold_scheduler.settings import SchedulerSettings
 from hundredfold_scheduler.worker_limits import WorkerRefused
 
 log = get_logger(__name__)
 
 _ANSWER_S = 5.0
 _FIRST_WAIT_S, _MOST_WAIT_S = 0.1, 1.0
+_PROBE_S = 2.0
+_LIVENESS = "liveness"
+_NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 
 
 class WorkerLost(Exception):
@@ -44,14 +50,15 @@ class WorkerLink:
     """Keeps the worker at one address connected to the engine."""
 
     def __init__(
-        self, address: str, engine: Engine, hall: WorkerHall, incarnation: str, max_message_bytes: int
+        self, address: str, settings: SchedulerSettings, engine: Engine, hall: WorkerHall, incarnation: str
     ) -> None:
         self.address = address
         self._engine = engine
         self._hall = hall
         self._incarnation = incarnation
         """This scheduler's."""
-        self._max_message_bytes = max_message_bytes
+        self._max_message_bytes = settings.max_message_bytes
+        self._silence_s = settings.worker_silence_s
         self._explained = ""
         self._last = False
 
@@ -62,7 +69,7 @@ class WorkerLink:
             try:
                 # A new channel each time, without the last one's backoff.
                 async with open_channel(self.address, self._max_message_bytes) as channel:
-                    wait_s = await self._session(worker_pb2_grpc.WorkerServiceStub(channel), wait_s)
+                    wait_s = await self._session(channel, wait_s)
             except WorkerRefused as refusal:
                 self._explain(f"the worker is refused: {refusal}", log.error)
             except WorkerLost as lost:
@@ -80,8 +87,9 @@ class WorkerLink:
         """The address is listed again."""
         self._last = False
 
-    async def _session(self, stub: Any, wait_s: float) -> float:
+    async def _session(self, channel: grpc.aio.Channel, wait_s: float) -> float:
         """Wait for the worker to be ready, then serve it until it is gone; returns how long to wait then."""
+        stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
         info: worker_pb2.GetWorkerInfoResponse = await stub.GetWorkerInfo(
             worker_pb2.GetWorkerInfoRequest(), timeout=_ANSWER_S
         )
@@ -92,7 +100,7 @@ class WorkerLink:
         call = stub.Execute()
         try:
             await self._shake_hands(call, info)
-            await self._serve(call, limits, info.incarnation)
+            await self._serve(channel, call, limits, info.incarnation)
         finally:
             call.cancel()
         return _FIRST_WAIT_S
@@ -118,7 +126,9 @@ class WorkerLink:
         if answer.welcome.incarnation != info.incarnation:
             raise WorkerLost("the worker was restarted during the handshake")
 
-    async def _serve(self, call: Any, limits: WorkerLimits, incarnation: str) -> None:
+    async def _serve(
+        self, channel: grpc.aio.Channel, call: Any, limits: WorkerLimits, incarnation: str
+    ) -> None:
         """Carry plans and results until the stream ends or the engine gives it up."""
         stream = ExecuteStream(call)
         log.info("worker connected", worker=self.address, blocks=limits.num_blocks)
@@ -127,22 +137,45 @@ class WorkerLink:
         self._hall.connected(self.address, incarnation)
         reader = asyncio.create_task(self._read(call, stream))
         writer = asyncio.create_task(stream.write())
+        prober = asyncio.create_task(self._probe(channel, stream))
         try:
-            # A broken stream ends both; the reader is the one that knows why.
-            await asyncio.wait({reader, stream.abandoned}, return_when=asyncio.FIRST_COMPLETED)
+            # A broken stream ends all; the reader is the one that knows why.
+            await asyncio.wait({reader, prober, stream.abandoned}, return_when=asyncio.FIRST_COMPLETED)
             if stream.abandoned.done():
                 raise WorkerLost(stream.reason)
-            await reader
+            await (reader if reader.done() else prober)
         finally:
             self._engine.worker_lost(stream)
-            reader.cancel()
-            writer.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            for task in (reader, writer, prober):
+                task.cancel()
+            await asyncio.gather(reader, writer, prober, return_exceptions=True)
 
     async def _read(self, call: Any, stream: ExecuteStream) -> None:
         while (answer := await call.read()) is not grpc.aio.EOF:
-            self._engine.worker_answered(stream, answer.result)
+            if answer.HasField("leaving"):
+                log.info("worker leaves", worker=self.address)
+                self._engine.worker_leaving(stream)
+            else:
+                self._engine.worker_answered(stream, answer.result)
         raise WorkerLost(await _ending(call))
+
+    async def _probe(self, channel: grpc.aio.Channel, stream: ExecuteStream) -> None:
+        """Ask the worker's process now and then whether it lives. A stopped one keeps its connection."""
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service=_LIVENESS)
+        heard = time.monotonic()
+        while True:
+            await asyncio.sleep(_PROBE_S)
+            try:
+                answer = await stub.Check(request, timeout=_PROBE_S)
+                alive = answer.status == health_pb2.HealthCheckResponse.SERVING
+            except grpc.aio.AioRpcError as error:
+                alive = error.code() not in _NO_ANSWER
+            if alive:
+                heard = time.monotonic()
+            self._engine.worker_heard(stream, answers=alive)
+            if time.monotonic() - heard > self._silence_s:
+                raise WorkerLost(f"the worker's process has not answered for {self._silence_s:g} s")
 
     def _explain(self, reason: str, tell: Callable[..., None]) -> None:
         """Say why there is no worker, once per reason."""

@@ -119,7 +119,7 @@ class WorkerPool:
         self._tell_absence()
 
     def _open(self, address: str) -> None:
-        link = WorkerLink(address, self._engine, self, self._incarnation, self._settings.max_message_bytes)
+        link = WorkerLink(address, self._settings, self._engine, self, self._incarnation)
         task = asyncio.create_task(link.run())
         self.posts[address] = Post(link, task)
         task.add_done_callback(lambda done: self._closed(address, done))

@@ -150,7 +150,12 @@ class WorkerService:
         self._listening.set()
 
     async def _end_stream(self) -> None:
-        """A scheduler's stream would hold up the end of a drain: it ends when nothing runs any more."""
+        """A drain begins by telling the scheduler, which brings nothing new then. Its stream would hold up
+        the end: it is ended when nothing runs any more.
+        """
+        await self.host.stopping.wait()
+        if self._servicer.session is not None:
+            self._servicer.session.leave()
         await self.host.drained.wait()
         if self._servicer.session is not None:
             self._servicer.session.fail(

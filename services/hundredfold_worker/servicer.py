@@ -16,11 +16,12 @@ from hundredfold.telemetry import get_logger, recording
 from hundredfold_worker.codec import plan_of, result_message
 from hundredfold_worker.engine.slots import EngineLimits
 from hundredfold_worker.failures import BrokenPlan
-from hundredfold_worker.session import Inbox, Session
+from hundredfold_worker.session import Inbox, Leaving, Session
 
 log = get_logger(__name__)
 
 _HELLO_S = 10.0
+_LEAVING = worker_pb2.ExecuteResponse(leaving=worker_pb2.ExecuteLeaving())
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         try:
             yield worker_pb2.ExecuteResponse(welcome=worker_pb2.ExecuteWelcome(incarnation=self._incarnation))
             while True:
-                yield result_message(await session.next_answer())
+                answer = await session.next_answer()
+                yield _LEAVING if isinstance(answer, Leaving) else result_message(answer)
         except BrokenPlan as broken:
             raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, f"broken plan: {broken}") from broken
         except _SchedulerLeft:

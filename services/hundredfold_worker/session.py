@@ -43,6 +43,11 @@ class Leave:
     """The process ends."""
 
 
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The worker is about to stop; told to the scheduler between two results."""
+
+
 Order = Begin | Run | End | Leave
 Inbox = SimpleQueue[Order]
 """To the device thread. Bounded by what may be in it: one session, ``MAX_PLANS_QUEUED`` plans."""
@@ -54,7 +59,7 @@ class Session:
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
-        self._answers: asyncio.Queue[StepResult | Exception] = asyncio.Queue()
+        self._answers: asyncio.Queue[StepResult | Leaving | Exception] = asyncio.Queue()
         self._room = asyncio.Semaphore(MAX_PLANS_QUEUED)
         self.alive = True
         """Whether the scheduler is still there; a plan of a dead session is not computed."""
@@ -68,13 +73,18 @@ class Session:
         """Hand a plan down; ``room`` was waited for."""
         self._inbox.put(Run(self, plan, traceparents))
 
-    async def next_answer(self) -> StepResult:
-        """The next result. Raises what ended the session."""
+    async def next_answer(self) -> StepResult | Leaving:
+        """The next result, or the news of a drain. Raises what ended the session."""
         answer = await self._answers.get()
         if isinstance(answer, Exception):
             raise answer
-        self._room.release()
+        if not isinstance(answer, Leaving):
+            self._room.release()
         return answer
+
+    def leave(self) -> None:
+        """Tell the scheduler to bring nothing new."""
+        self._answers.put_nowait(Leaving())
 
     def fail(self, error: Exception) -> None:
         """End the session from the gRPC side; ``next_answer`` raises."""

@@ -51,6 +51,8 @@ class PlanClient:
     chunk: int = 1 << 30
     tracked: dict[int, Tracked] = field(default_factory=dict)
     info: worker_pb2.GetWorkerInfoResponse | None = None
+    leaving: bool = False
+    """Whether the worker has said that it is about to stop."""
     _step: int = 0
     _new: list[worker_pb2.NewSequence] = field(default_factory=list)
     _released: list[int] = field(default_factory=list)
@@ -150,8 +152,12 @@ class PlanClient:
         await self.call.write(worker_pb2.ExecuteRequest(plan=plan))
 
     async def receive(self) -> worker_pb2.StepResult:
-        """The result of the oldest plan."""
-        result = (await self.read()).result
+        """The result of the oldest plan; the news that the worker leaves is noted on the way."""
+        answer = await self.read()
+        if answer.HasField("leaving"):
+            self.leaving = True
+            answer = await self.read()
+        result = answer.result
         plan = self._pending.popleft()
         assert result.step == plan.step
         assert len(result.num_computed_tokens) == len(result.num_output_tokens) == len(plan.slots)

@@ -55,7 +55,7 @@ class Intake:
             misfit = never_fits(submission.prompt, len(submission.prior), limits)
             if misfit is not None:
                 raise Refused("invalid", misfit)
-        if not submission.prior:
+        if not submission.prior and not submission.accepted:
             self._check_queue(submission, now)
 
     def _check_queue(self, submission: Submission, now: float) -> None:

@@ -225,6 +225,7 @@ class Attachment:
 
     def _resubmit(self) -> None:
         for request in list(self._live.values()):
+            request.accepted = request.accepted or request.submitted
             request.submitted = False
             if request.settle():
                 del self._live[request.stream_id]

@@ -54,6 +54,8 @@ class RunningRequest:
         self.span = span
         self.submitted = False
         """Whether the scheduler has it, on the stream there is now."""
+        self.accepted = False
+        """Whether a scheduler had it on an earlier stream."""
         self.ended = False
         self.error: RequestError | None = None
         self.choices = [
@@ -116,6 +118,7 @@ class RunningRequest:
             age_us=max(0, int((now - self.arrived) * 1e6)),
             traceparent=self.span.traceparent,
             skip_prefix_cache=sampling.prompt_logprobs is not None,
+            accepted=self.accepted,
         )
         beams = sampling.beams
         if beams is not None and beams.width > 1:  # a single beam takes the likeliest token
@@ -180,6 +183,9 @@ class RunningRequest:
         """The request failed in the scheduler."""
         if not self.ended and all(choice.finished is not None or choice.matched for choice in self.choices):
             self.settle()  # the texts are complete, whatever became of the rest
+            return
+        if failure.code == grpc.StatusCode.UNAVAILABLE.value[0]:
+            self.submitted = False  # this scheduler is about to stop; its successor gets the request
             return
         retry = failure.retry_after_ms / 1000 if failure.retry_after_ms else None
         code = _CODES.get(failure.code, grpc.StatusCode.INTERNAL)

@@ -71,6 +71,8 @@ class ServiceHost:
         """What is listened on, ports filled in, once started."""
         self.started = asyncio.Event()
         """Set, on the host's loop, when calls are answered."""
+        self.stopping = asyncio.Event()
+        """Set, on the host's loop, when a stop was asked for."""
         self.facts = ProcessFacts()
         self._control = control
         self._install_signals = install_signals
@@ -83,7 +85,6 @@ class ServiceHost:
         self._grace_s = settings.drain_grace_s
         self._stop_asked = False
         self._signalled: float | None = None
-        self._stop = asyncio.Event()
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -127,7 +128,7 @@ class ServiceHost:
         if grace_s is not None:
             self._grace_s = grace_s
         self._stop_asked = True
-        self._wake(self._stop)
+        self._wake(self.stopping)
 
     def fail(self, reason: str) -> None:
         """Something that the service cannot live without is gone: stop at once, with a non-zero exit code."""
@@ -182,11 +183,11 @@ class ServiceHost:
                 self.addresses = (*self.addresses, listen(server, address))
             await board.publish(ready=self._ready and not self._stop_asked, alive=True)
             if self._stop_asked:
-                self._stop.set()
+                self.stopping.set()
             await server.start()
             log.info("listening", service=self.name, addresses=",".join(self.addresses))
             self.started.set()
-            await self._stop.wait()
+            await self.stopping.wait()
             await board.publish(ready=False, alive=True)
             self._book.draining = True
             if await self._drain():

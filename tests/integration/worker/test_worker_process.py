@@ -130,7 +130,9 @@ def test_life_of_a_worker(run_worker, tiny_checkpoint: str) -> None:
 
 
 async def test_a_drain_lets_sequences_finish(run_worker, tiny_checkpoint: str) -> None:
-    """Report 127: readiness falls first, the stream goes on, then it ends UNAVAILABLE, the process with 0."""
+    """Report 127: readiness falls first, the scheduler is told, the stream goes on, then it ends UNAVAILABLE,
+    the process with 0; no scheduler gets in meanwhile.
+    """
     worker = run_worker(model=tiny_checkpoint)
     await asyncio.to_thread(worker.wait_info)
     async with PlanClient(worker.address, in_flight=2) as client:
@@ -142,7 +144,10 @@ async def test_a_drain_lets_sequences_finish(run_worker, tiny_checkpoint: str) -
         async with asyncio.timeout(5):
             while worker.readiness() == health_pb2.HealthCheckResponse.SERVING:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
+        with pytest.raises(grpc.aio.AioRpcError, match="draining"):
+            await client.stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest(), timeout=5)
         await client.run()
+        assert client.leaving
         assert len(tracked.output) == 30
         code, details = await client.status()
         assert code is grpc.StatusCode.UNAVAILABLE
