@@ -1,0 +1,111 @@
+"""Norms, rotation and gated activations as one native call each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hundredfold.plugin import (
+    API_VERSION,
+    Activation,
+    ElementwiseSpec,
+    Reasons,
+    RotaryStyle,
+    Rotation,
+)
+from hundredfold_cpu.library import FLOAT, INT, POINTER, Variant, best
+
+SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+"""What native functions are called by type of activations."""
+
+_ACTIVATIONS = {Activation.SILU: 0, Activation.GELU: 1, Activation.GELU_TANH: 2}
+
+
+class CpuElementwise:
+    """Fused norms, rotation and gated activations on CPU, in float32 and bfloat16."""
+
+    name = "cpu"
+    api_version = API_VERSION
+    priority = 10
+
+    def __init__(self, variant: Variant | None = None) -> None:
+        self._variant = variant or best()
+
+    def refuses(self, spec: ElementwiseSpec) -> Reasons:
+        """Takes float32 and bfloat16 in main memory."""
+        reasons = []
+        if spec.device.type != "cpu":
+            reasons.append(f"computes on CPUs, not on {spec.device.type}")
+        if spec.dtype not in SUFFIXES:
+            reasons.append(f"computes float32 and bfloat16, not {spec.dtype}")
+        return reasons
+
+    def bind(self, spec: ElementwiseSpec) -> CpuOperations:
+        """The functions for the spec's type."""
+        return CpuOperations(self._variant, spec.dtype)
+
+
+class CpuOperations:
+    """See ``hundredfold.plugin.Elementwise``."""
+
+    def __init__(self, variant: Variant, dtype: torch.dtype) -> None:
+        def function(name: str, *arguments: object):  # type: ignore[no-untyped-def]
+            return variant.function(f"{name}_{SUFFIXES[dtype]}", *arguments, release=False)
+
+        p, i, f = POINTER, INT, FLOAT
+        self._dtype = dtype
+        self._rms_norm = function("rms_norm", p, i, i, i, i, i, p, f, p)
+        self._add_rms_norm = function("add_rms_norm", p, i, p, i, i, i, p, f, p)
+        self._rotate = function("rotate", p, i, i, i, i, i, i, p)
+        self._gated = function("gated", p, i, i, i, i, p)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Rows of two or three dimensions as they lie."""
+        n = x.shape[-1]
+        if x.dim() > 3 or x.dim() < 2 or x.stride(-1) != 1:
+            x = x.reshape(-1, n)
+        out = torch.empty(x.shape, dtype=self._dtype)
+        heads, head_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
+        self._rms_norm(
+            x.data_ptr(), len(x), heads, x.stride(0), head_stride, n, weight.data_ptr(), eps, out.data_ptr()
+        )
+        return out
+
+    def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """One pass for the sum, one for the norm, row by row."""
+        rows, n = x.shape
+        out = torch.empty((rows, n), dtype=self._dtype)
+        self._add_rms_norm(
+            residual.data_ptr(),
+            residual.stride(0),
+            x.data_ptr(),
+            x.stride(0),
+            rows,
+            n,
+            weight.data_ptr(),
+            eps,
+            out.data_ptr(),
+        )
+        return out
+
+    def rotate(self, x: Tensor, rotation: Rotation) -> None:
+        """In place, whatever the strides between tokens and heads."""
+        tokens, heads, _ = x.shape
+        pairs = rotation.style is RotaryStyle.PAIRS
+        self._rotate(
+            x.data_ptr(),
+            tokens,
+            heads,
+            x.stride(0),
+            x.stride(1),
+            rotation.dim,
+            pairs,
+            rotation.angles.data_ptr(),
+        )
+
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """One pass."""
+        rows, n = len(gate_up), gate_up.shape[1] // 2
+        out = torch.empty((rows, n), dtype=self._dtype)
+        self._gated(gate_up.data_ptr(), rows, gate_up.stride(0), n, _ACTIVATIONS[activation], out.data_ptr())
+        return out

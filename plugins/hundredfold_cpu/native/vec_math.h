@@ -1,0 +1,194 @@
+// What norms, activations and softmax need beyond products: exponentials, bfloat16, parts of vectors, sums of lanes.
+//
+// The same steps on every instruction set, so the same bits.
+#pragma once
+
+#include "vec.h"
+
+#if HF_ISA_NUMBER != HF_PORTABLE
+#include <cstring>
+#endif
+
+namespace HF_ISA {
+
+#if HF_ISA_NUMBER == HF_AVX512
+
+static inline Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+// the second where either is NaN
+static inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+static inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+static inline Vec negate(Vec a) {
+  return {_mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(int(0x80000000u))))};
+}
+// `a` where x < limit, else `b`
+static inline Vec where_less(Vec x, Vec limit, Vec a, Vec b) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_LT_OQ), b.v, a.v)};
+}
+// a * 2^n for whole n in [-252, 254], in two exact steps but for the last rounding
+static inline Vec scale(Vec a, Vec n) {
+  const __m512i whole = _mm512_cvtps_epi32(n.v), half = _mm512_srai_epi32(whole, 1), bias = _mm512_set1_epi32(127);
+  const __m512i rest = _mm512_sub_epi32(whole, half);
+  const __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23));
+  const __m512 second = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(rest, bias), 23));
+  return {_mm512_mul_ps(_mm512_mul_ps(a.v, first), second)};
+}
+static inline Vec swap_pairs(Vec a) { return {_mm512_permute_ps(a.v, 0xb1)}; }
+static inline Vec load_bf16(const uint16_t* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+}
+static inline void store_bf16(uint16_t* p, Vec a) {
+  const __m512i bits = _mm512_castps_si512(a.v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff)), 16);
+  const __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  const __m256i out = _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, quiet));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), out);
+}
+
+#elif HF_ISA_NUMBER == HF_AVX2
+
+static inline Vec div(Vec x, Vec y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+// the second where either is NaN
+static inline Vec max(Vec x, Vec y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+static inline Vec min(Vec x, Vec y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+static inline Vec negate(Vec x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_xor_ps(x.a, sign), _mm256_xor_ps(x.b, sign)};
+}
+// `y` where x < limit, else `z`
+static inline Vec where_less(Vec x, Vec limit, Vec y, Vec z) {
+  return {_mm256_blendv_ps(z.a, y.a, _mm256_cmp_ps(x.a, limit.a, _CMP_LT_OQ)),
+          _mm256_blendv_ps(z.b, y.b, _mm256_cmp_ps(x.b, limit.b, _CMP_LT_OQ))};
+}
+static inline __m256 scale8(__m256 a, __m256 n) {
+  const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1), bias = _mm256_set1_epi32(127);
+  const __m256i rest = _mm256_sub_epi32(whole, half);
+  const __m256 first = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
+  const __m256 second = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23));
+  return _mm256_mul_ps(_mm256_mul_ps(a, first), second);
+}
+// x * 2^n for whole n in [-252, 254], in two exact steps but for the last rounding
+static inline Vec scale(Vec x, Vec n) { return {scale8(x.a, n.a), scale8(x.b, n.b)}; }
+static inline Vec swap_pairs(Vec x) { return {_mm256_permute_ps(x.a, 0xb1), _mm256_permute_ps(x.b, 0xb1)}; }
+static inline __m256 load_bf16_8(const uint16_t* p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+static inline Vec load_bf16(const uint16_t* p) { return {load_bf16_8(p), load_bf16_8(p + 8)}; }
+static inline __m256i bf16_8(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff)), 16);
+  const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_blendv_epi8(rounded, quiet, nan);
+}
+static inline void store_bf16(uint16_t* p, Vec x) {
+  const __m256i packed = _mm256_packus_epi32(bf16_8(x.a), bf16_8(x.b));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+#else
+
+static inline uint32_t bits_of(float a) {
+  uint32_t bits;
+  std::memcpy(&bits, &a, 4);
+  return bits;
+}
+static inline float float_of(uint32_t bits) {
+  float a;
+  std::memcpy(&a, &bits, 4);
+  return a;
+}
+static inline Vec div(const Vec& a, const Vec& b) { return each([&](int i) { return a.v[i] / b.v[i]; }); }
+// the second where either is NaN
+static inline Vec max(const Vec& a, const Vec& b) { return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
+static inline Vec min(const Vec& a, const Vec& b) { return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
+static inline Vec negate(const Vec& a) { return each([&](int i) { return float_of(bits_of(a.v[i]) ^ 0x80000000u); }); }
+// `a` where x < limit, else `b`
+static inline Vec where_less(const Vec& x, const Vec& limit, const Vec& a, const Vec& b) {
+  return each([&](int i) { return x.v[i] < limit.v[i] ? a.v[i] : b.v[i]; });
+}
+// a * 2^n for whole n in [-252, 254], in two exact steps but for the last rounding
+static inline Vec scale(const Vec& a, const Vec& n) {
+  return each([&](int i) {
+    const int32_t whole = n.v[i] == n.v[i] ? int32_t(n.v[i]) : 0, half = whole >> 1;
+    return a.v[i] * float_of(uint32_t(half + 127) << 23) * float_of(uint32_t(whole - half + 127) << 23);
+  });
+}
+static inline Vec swap_pairs(const Vec& a) { return each([&](int i) { return a.v[i ^ 1]; }); }
+static inline Vec load_bf16(const uint16_t* p) { return each([=](int i) { return float_of(uint32_t(p[i]) << 16); }); }
+static inline void store_bf16(uint16_t* p, const Vec& a) {
+  for (int i = 0; i < LANES; ++i) {
+    const uint32_t bits = bits_of(a.v[i]);
+    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    p[i] = uint16_t(nan ? bits >> 16 | 0x40 : (bits + (bits >> 16 & 1) + 0x7fffu) >> 16);
+  }
+}
+
+#endif
+
+// Elements of a float32 or bfloat16 array, as floats.
+static inline Vec get(const float* p) { return load(p); }
+static inline Vec get(const uint16_t* p) { return load_bf16(p); }
+static inline void put(float* p, const Vec& a) { store(p, a); }
+static inline void put(uint16_t* p, const Vec& a) { store_bf16(p, a); }
+
+// The first `count` of them; the other lanes are 0.
+template <class T>
+static inline Vec get_part(const T* p, int64_t count) {
+  if (count >= LANES) return get(p);
+  T part[LANES] = {};
+  std::memcpy(part, p, size_t(count) * sizeof(T));
+  return get(part);
+}
+
+template <class T>
+static inline void put_part(T* p, const Vec& a, int64_t count) {
+  if (count >= LANES) return put(p, a);
+  T part[LANES];
+  put(part, a);
+  std::memcpy(p, part, size_t(count) * sizeof(T));
+}
+
+// All lanes: halves are added until one is left.
+static inline float sum(const Vec& a) {
+  float lane[LANES];
+  store(lane, a);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+  return lane[0];
+}
+
+static inline float largest(const Vec& a) {
+  float lane[LANES], most;
+  store(lane, a);
+  most = lane[0];
+  for (int i = 1; i < LANES; ++i) most = lane[i] > most ? lane[i] : most;
+  return most;
+}
+
+// e^x within 2 units in the last place: 0 below -87.33, where floats lose digits, infinity above 88.72, NaN of NaN.
+static inline Vec exp(const Vec& x) {
+  const Vec round = broadcast(12582912.0f), least = broadcast(-87.33f);  // 1.5 * 2^23: adding it leaves whole numbers
+  const Vec kept = min(broadcast(89.0f), max(least, x));                 // x last: NaN stays
+  const Vec n = sub(fma(kept, broadcast(1.44269504f), round), round);
+  Vec r = fma(n, broadcast(-0.693359375f), kept);
+  r = fma(n, broadcast(2.12194440e-4f), r);
+  Vec p = broadcast(1.9875691500e-4f);
+  p = fma(p, r, broadcast(1.3981999507e-3f));
+  p = fma(p, r, broadcast(8.3334519073e-3f));
+  p = fma(p, r, broadcast(4.1665795894e-2f));
+  p = fma(p, r, broadcast(1.6666665459e-1f));
+  p = fma(p, r, broadcast(5.0000001201e-1f));
+  p = add(fma(mul(r, r), p, r), broadcast(1.0f));
+  return where_less(x, least, zero(), scale(p, n));
+}
+
+// 1 / (1 + e^-x)
+static inline Vec sigmoid(const Vec& x) {
+  const Vec one = broadcast(1.0f);
+  return div(one, add(one, exp(negate(x))));
+}
+
+}  // namespace HF_ISA

@@ -1,0 +1,54 @@
+"""The native backend's cache: keys sixteen by sixteen with their columns apart, values key by key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hundredfold.plugin import Encoding, KVCacheSpec
+
+LANES = 16
+"""Keys that lie together, and what a value's columns are padded to."""
+
+DTYPES = {Encoding.FP32: torch.float32, Encoding.BF16: torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLayerCache:
+    """One layer's keys and values: see ``native/attention.cpp`` for how a block lies."""
+
+    keys: Tensor
+    """[blocks, kv_heads * block_size * head_dim]."""
+    values: Tensor
+    """[blocks, kv_heads * block_size * padded head_dim]."""
+
+    @classmethod
+    def allocate(cls, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> CpuLayerCache:
+        """Zeros, so that the pages exist from the start and a later step cannot run out of them."""
+        tokens = cache.num_kv_heads * cache.block_size
+        shapes = ((num_blocks, tokens * width) for width in (cache.head_dim, padded(cache.head_dim)))
+        keys, values = (torch.zeros(shape, dtype=DTYPES[encoding]) for shape in shapes)
+        return cls(keys, values)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def copy_blocks(self, source: Tensor, destination: Tensor) -> None:
+        """Copy whole blocks; every source is read before a destination is written."""
+        for part in (self.keys, self.values):
+            part.index_copy_(0, destination, part.index_select(0, source))
+
+
+def padded(head_dim: int) -> int:
+    """Columns of a value as it lies in the cache."""
+    return -(-head_dim // LANES) * LANES
+
+
+def bytes_per_block(cache: KVCacheSpec, encoding: Encoding) -> int:
+    """Keys and values of one block."""
+    width = cache.head_dim + padded(cache.head_dim)
+    return cache.num_kv_heads * cache.block_size * width * DTYPES[encoding].itemsize
