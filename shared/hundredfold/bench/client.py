@@ -43,6 +43,7 @@ class ClientSetup:
     """Keeps the run's prefixes apart from those of an earlier run with the same prompts."""
     timeout_s: float
     max_message_bytes: int
+    beam_width: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,11 @@ class LoadClient:
         sampling = request.sampling
         sampling.max_tokens = output_len
         sampling.ignore_eos = True
-        sampling.temperature = self._setup.temperature
-        sampling.seed = (self._setup.seed + index) % 2**63
+        if self._setup.beam_width is None:
+            sampling.temperature = self._setup.temperature
+            sampling.seed = (self._setup.seed + index) % 2**63
+        else:
+            sampling.beam_width = self._setup.beam_width
         self._setup.prompts.fill(request, index, warmup=warmup)
         return request
 

@@ -51,6 +51,8 @@ class MockSpeed:
     cached_tokens: int = 0
     """Prompt tokens that the usage calls cached."""
     max_model_len: int = 8192
+    max_beam_width: int = 8
+    """Wider beams are refused UNIMPLEMENTED."""
 
 
 class MockDoor(
@@ -72,6 +74,10 @@ class MockDoor(
         arrived, number, speed = time.monotonic(), next(self._numbers), self._speed
         if speed.fail_every and number % speed.fail_every == 0:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue of 0 requests is full (mock)")
+        if request.sampling.beam_width > speed.max_beam_width:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "sampling.beam_width is not supported (mock)")
+        if request.sampling.HasField("beam_width") and request.sampling.HasField("temperature"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "sampling.temperature with beams (mock)")
         prompt_tokens = len(request.token_ids.ids) or len(request.text.split())
         yield GenerateResponse(started=Started(request_id=str(number), prompt_tokens=prompt_tokens))
         total, sent, due = request.sampling.max_tokens, 0, arrived + speed.first_token_s

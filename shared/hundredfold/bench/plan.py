@@ -37,7 +37,9 @@ class LoadPlan:
     input_len: int = 64
     output_len: int = 128
     concurrency: int | None = None
-    """Requests in flight at any time; the next is sent when one ends."""
+    """Requests in flight at any time, the batch; the next is sent when one ends."""
+    beam_width: int | None = None
+    """Beams of each request; None samples. Width 1 is a beam search of one beam."""
     rate: float | None = None
     """Requests per second, sent at their time however many are in flight."""
     arrival: Arrival | None = None
@@ -65,6 +67,10 @@ class LoadPlan:
         _within("--warmup", self.warmup, 0, 10_000)
         _within("--shared-prefix", self.shared_prefix, 0, self.input_len)
         _within("--timeout", self.timeout_s, 1e-3, 86_400)
+        if self.beam_width is not None:
+            _within("--beam-width", self.beam_width, 1, 8)
+            if self.temperature:
+                raise PlanError("--temperature does not go with --beam-width: beams are not drawn")
         if self.client_processes is not None:
             _within("--client-processes", self.client_processes, 1, 64)
         if (self.concurrency is None) == (self.arrival is None):

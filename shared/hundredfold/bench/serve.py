@@ -46,6 +46,7 @@ def measure(plan: LoadPlan, progress: Callable[[str, int], None]) -> Report:
         cache_salt=f"bench-{uuid.uuid4().hex}",
         timeout_s=plan.timeout_s,
         max_message_bytes=MAX_MESSAGE_BYTES,
+        beam_width=plan.beam_width,
     )
     warnings: list[str] = []
     with ClientProcesses(setup) as processes:

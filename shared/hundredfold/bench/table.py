@@ -40,6 +40,8 @@ def load_line(report: Report) -> str:
     parts = []
     if parameters.get("concurrency") is not None:
         parts.append(f"{parameters['concurrency']} at a time")
+    if parameters.get("beam-width") is not None:
+        parts.append(f"beams of {parameters['beam-width']}")
     if parameters.get("arrival") is not None:
         rate = parameters.get("rate")
         parts.append(
@@ -76,7 +78,7 @@ def _latencies(report: Report) -> RenderableType:
     for label, key in LATENCIES:
         distribution: Distribution = getattr(report, key)
         if distribution.mean is not None:
-            table.add_row(label, *(_ms(getattr(distribution, name)) for name in COLUMNS))
+            table.add_row(label, *(milliseconds(getattr(distribution, name)) for name in COLUMNS))
     return table
 
 
@@ -125,7 +127,8 @@ def _client(client: Mapping[str, Number]) -> str:
     return ", ".join(parts)
 
 
-def _ms(value: float | None) -> str:
+def milliseconds(value: float | None) -> str:
+    """A duration with three digits or so; a dash for one that nobody measured."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -16,11 +17,13 @@ from rich.status import Status
 from hundredfold.bench.arrivals import Arrival
 from hundredfold.bench.compare import render_comparison
 from hundredfold.bench.mock import MockSpeed, serve_mock
-from hundredfold.bench.plan import PRESETS, PlanError, make_plan
+from hundredfold.bench.plan import PRESETS, LoadPlan, PlanError, make_plan
 from hundredfold.bench.processes import ClientProcessError
 from hundredfold.bench.report import Report
 from hundredfold.bench.serve import WarmupError, measure
 from hundredfold.bench.server import ServerError
+from hundredfold.bench.sweep import SWEEPS, SWEPT, choose_axes, make_plans, run_sweep, to_json
+from hundredfold.bench.sweep_table import render_sweep
 from hundredfold.bench.table import render
 from hundredfold.rpc import run_loop
 
@@ -38,7 +41,18 @@ def command() -> None:
 
 @command.command(context_settings={"show_default": True, "max_content_width": 110})
 @click.option("--address", default="127.0.0.1:50051", help="The door.")
-@click.option("--preset", type=click.Choice(tuple(PRESETS)), help="A usual baseline; flags beside it win.")
+@click.option(
+    "--preset",
+    type=click.Choice((*PRESETS, *SWEEPS)),
+    help="A usual baseline, or a usual sweep; flags beside it win.",
+)
+@click.option(
+    "--sweep",
+    "sweep_texts",
+    multiple=True,
+    metavar="FLAG=N,N,...",
+    help=f"Measure at each value of {', '.join(SWEPT)}; given twice, at each combination.",
+)
 @click.option("--concurrency", type=int, help="Closed loop: requests in flight. [default: 20 without --rate]")
 @click.option("--rate", type=float, help="Open loop: requests per second, sent at their time come what may.")
 @click.option(
@@ -47,6 +61,7 @@ def command() -> None:
     help="Open loop: poisson, or burst (all at once; with --rate one second's worth at a time). "
     "[default: poisson with --rate]",
 )
+@click.option("--beam-width", type=int, help="Beams of each request. [default: no beam search]")
 @click.option("--num-requests", type=int, help="Requests measured. [default: 4 x concurrency, else 80]")
 @click.option("--input-len", type=int, help="Prompt length in tokens, exact. [default: 64]")
 @click.option("--output-len", type=int, help="Answer length in tokens, exact. [default: 128]")
@@ -72,14 +87,16 @@ def command() -> None:
     help="Processes that send. [default: as many as the warm-up shows are needed]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
-def serve(preset: str | None, as_json: bool, **given: object) -> None:
-    """Measure a running server through its door.
+def serve(preset: str | None, sweep_texts: tuple[str, ...], as_json: bool, **given: object) -> None:
+    """Measure a running server through its door, once or along a sweep.
 
     Exit code 0 when at least one request succeeded, 1 when none did or the server could not be reached, 2 for
     flags that make no sense.
     """
     try:
-        plan = make_plan(preset, given)
+        if axes := choose_axes(preset, sweep_texts, given):
+            sys.exit(_sweep(make_plans(preset, axes, given), as_json=as_json))
+        plan = make_plan(preset if preset in PRESETS else None, given)
         with _Progress(plan.num_requests) as progress:
             report = measure(plan, progress.show)
     except PlanError as error:
@@ -137,6 +154,17 @@ def mock(
         fail_every=fail_every,
     )
     run_loop(serve_mock(listen, speed))
+
+
+def _sweep(plans: Sequence[LoadPlan], *, as_json: bool) -> int:
+    with _Progress(max(plan.num_requests for plan in plans)) as progress:
+        points = run_sweep(plans, progress.show)
+    if as_json:
+        click.echo(to_json(points))
+    else:
+        console = Console()
+        console.print(render_sweep(points, console.width))
+    return 0 if any(point.record.tokens_per_s for point in points) else 1
 
 
 class _Progress(AbstractContextManager["_Progress"]):

@@ -224,3 +224,35 @@ def test_command_says_what_is_wrong_and_exits_non_zero():
     assert none.returncode == 1
     assert "UNAVAILABLE" in none.stderr
     assert none.stdout == ""
+
+
+def test_a_sweep_measures_each_point_and_tells_of_a_refused_one():
+    """Batch and beams against a door that serves beams of 2 at most."""
+    speed = MockSpeed(first_token_s=0.05, event_interval_s=0.01, max_beam_width=2)
+    with mock_door(speed) as (address, _):
+        command = [*BENCH, "serve", "--address", address, "--output-len", "8", "--num-requests", "8"]
+        sweep = ["--sweep", "concurrency=1,4", "--sweep", "beam-width=1,4"]
+        done = subprocess.run([*command, *sweep, "--json"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    records = data["records"]
+    assert [(record["batch"], record["beam_width"]) for record in records] == [(1, 1), (1, 4), (4, 1), (4, 4)]
+    for record in records[::2]:
+        assert record["error"] == ""
+        assert record["peak_memory_bytes"] == sum(PEAK_BYTES.values())
+        assert (record["device"], record["precision"]) == ("mock", "bf16, quantization none, kv_cache bf16")
+        assert record["mean_latency_ms"] >= 120
+    for record in records[1::2]:
+        assert "UNIMPLEMENTED: sampling.beam_width is not supported" in record["error"]
+        assert record["tokens_per_s"] is None
+    assert records[2]["tokens_per_s"] > 2 * records[0]["tokens_per_s"]
+    assert [report is None for report in data["reports"]] == [False, True, False, True]
+
+
+def test_a_sweep_of_which_nothing_is_served_fails():
+    with mock_door(MockSpeed(max_beam_width=0)) as (address, _):
+        command = [*BENCH, "serve", "--address", address, "--preset", "beam", "--output-len", "4"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stdout.count("refused") == 4
+    assert "UNIMPLEMENTED" in done.stdout
