@@ -201,7 +201,7 @@ FAILING = {
     "no such model": ({"model": "/nowhere/model.gguf"}, "does not exist"),
     "unknown name": ({"model": "smollm3-135m"}, "no model is called"),
     "unknown plugin": ({"attention": "fancy"}, "fancy"),
-    "denied plugin": ({"deny_plugins": ("attention:torch",)}, "attention"),
+    "denied plugin": ({"deny_plugins": ("attention:cpu", "attention:torch")}, "attention"),
     "too little memory": ({"memory_utilization": 0.0001, "num_kv_blocks": None}, "memory_utilization 0.0001"),
     "too many blocks": ({"num_kv_blocks": 16_000_000}, "lower num_kv_blocks"),
     "too long a context": ({"max_model_len": 999_999}, "max_model_len is 999999"),

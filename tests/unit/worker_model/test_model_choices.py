@@ -40,8 +40,8 @@ def test_the_report_says_everything(checkpoint: Path) -> None:
     ]
     assert (chosen["device"].chosen, chosen["dtype"].chosen) == ("cpu", "fp32")
     assert chosen["quantization"].chosen == "none"
-    assert chosen["elementwise"].chosen == "torch"
-    assert chosen["attention"].chosen == "torch"
+    assert chosen["elementwise"].chosen == "cpu"
+    assert chosen["attention"].chosen == "cpu"
     assert chosen["kv_cache"].chosen == "fp32"
     assert "9 of 9 linear layers" in chosen["kernels"].reason
     assert all(selection.reason for selection in chosen.values())
@@ -106,7 +106,9 @@ def test_a_plugin_denied_is_not_used(checkpoint: Path) -> None:
     (kernels,) = (s for s in model.runtime.selections if s.subject == "kernels")
     assert kernels.chosen == "torch"
     with pytest.raises(ModelLoadError, match=r"no attention fits \(none is installed\)"):
-        load_model(resolve(str(checkpoint)), options, all_registries(deny=("attention:torch",)))
+        load_model(
+            resolve(str(checkpoint)), options, all_registries(deny=("attention:cpu", "attention:torch"))
+        )
 
 
 def test_max_model_len(checkpoint: Path) -> None:
