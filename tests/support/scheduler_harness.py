@@ -19,7 +19,7 @@ from hundredfold_scheduler.core.policy import (
     StrictPriority,
     VictimChoice,
 )
-from hundredfold_scheduler.core.request import Attachment, Submission
+from hundredfold_scheduler.core.request import Attachment, Request, Submission
 from hundredfold_scheduler.core.scheduler import Scheduler, SchedulerConfig
 from hundredfold_scheduler.core.step import StepPlan, StepResult
 from hundredfold_scheduler.core.worker import Worker
@@ -44,16 +44,23 @@ BY_LENGTH = Script()
 
 @dataclass
 class Received:
-    """What a replica was told about one request."""
+    """What a replica was told about one request; of its choices this is the first."""
 
     ids: list[int] = field(default_factory=list)
     finished: FinishedChoice | None = None
     failure: Failure | None = None
+    others: dict[int, Received] = field(default_factory=dict)
+    """The other choices."""
+
+    @property
+    def choices(self) -> list[Received]:
+        """All choices by index."""
+        return [self, *self.others.values()]
 
     @property
     def ended(self) -> bool:
         """Whether its end was told."""
-        return self.finished is not None or self.failure is not None
+        return self.failure is not None or all(choice.finished is not None for choice in self.choices)
 
 
 @dataclass
@@ -96,10 +103,13 @@ class Harness:
         self.start_scheduler()
         for stream_id in live:
             submission = self.submissions[stream_id]
-            prior = array("I", self.received[stream_id].ids)
-            request = self.scheduler.submit(self.replica, replace(submission, prior=prior), self.now)
-            if request is not None:
-                self.numbers[request.sequence.number] = stream_id
+            choices = self.received[stream_id].choices
+            again = replace(
+                submission,
+                priors={i: array("I", c.ids) for i, c in enumerate(choices) if c.ids and c.finished is None},
+                finished=frozenset(i for i, choice in enumerate(choices) if choice.finished is not None),
+            )
+            self._note(stream_id, self.scheduler.submit(self.replica, again, self.now))
 
     def start_worker(self, limits: WorkerLimits | None = None) -> None:
         """An empty worker connects."""
@@ -141,12 +151,14 @@ class Harness:
             params=script,
             stop_token_ids=frozenset({EOS}),
         )
-        received = self.received[stream_id] = Received()
         self.submissions[stream_id] = submission = replace(submission, **more)  # type: ignore[arg-type]
-        request = self.scheduler.submit(self.replica, submission, self.now)
-        if request is not None:
-            self.numbers[request.sequence.number] = stream_id
+        received = self.received[stream_id] = Received(others={i: Received() for i in range(1, submission.n)})
+        self._note(stream_id, self.scheduler.submit(self.replica, submission, self.now))
         return received
+
+    def _note(self, stream_id: int, request: Request | None) -> None:
+        if request is not None:
+            self.numbers.update((sequence.number, stream_id) for sequence in request.sequences.values())
 
     def cancel(self, stream_id: int) -> None:
         """The request's client goes away."""
@@ -181,15 +193,17 @@ class Harness:
         """The replica reads all that waits for it."""
         batch = self.replica.outbox.drain()
         start = 0
-        assert len(set(batch.stream_ids)) == len(batch.stream_ids), "a request has two rows in one message"
-        for stream_id, offset, count in zip(batch.stream_ids, batch.offsets, batch.counts, strict=True):
-            ids = self.received[stream_id].ids
+        rows = list(zip(batch.stream_ids, batch.indexes, strict=True))
+        assert len(set(rows)) == len(rows), "a choice has two rows in one message"
+        for (stream_id, index), offset, count in zip(rows, batch.offsets, batch.counts, strict=True):
+            ids = self.received[stream_id].choices[index].ids
             assert offset == len(ids), f"ids of request {stream_id} come at {offset}, {len(ids)} are there"
             ids += batch.token_ids[start : start + count]
             start += count
         for finished in batch.finished:
-            assert not self.received[finished.stream_id].ended, "a request ends twice"
-            self.received[finished.stream_id].finished = finished
+            choice = self.received[finished.stream_id].choices[finished.index]
+            assert choice.finished is None, "a choice ends twice"
+            choice.finished = finished
         for stream_id, failure in batch.failed:
             assert not self.received[stream_id].ended, "a request ends twice"
             self.received[stream_id].failure = failure
@@ -214,7 +228,9 @@ class Harness:
         assert len(state.deadlines) == 0
         assert state.waiting.num_tokens == state.waiting.fresh_tokens == state.waiting.num_fresh == 0
         assert not self.replica.outbox
-        pool = self.seats.cache.pool
-        assert pool.num_used == 0
-        assert pool.num_free + pool.num_cached == pool.num_blocks
-        assert self.seats.cache.promised == 0
+        assert state.workers
+        for worker in state.workers.values():
+            pool = worker.cache.pool
+            assert pool.num_used == 0
+            assert pool.num_free + pool.num_cached == pool.num_blocks
+            assert worker.cache.promised == 0

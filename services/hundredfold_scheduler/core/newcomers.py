@@ -64,6 +64,7 @@ class Newcomers:
         """
         waiting = self._state.waiting
         waiting.age(now)
+        self._admission.begin_look()
         look = _Look(budget, budget if under_way else worker.limits.max_model_len)
         version, room = waiting.version, worker.cache.num_unpromised - self._admission.headroom(worker)
         if self._is_stuck(worker, (version, room, look.longest)):

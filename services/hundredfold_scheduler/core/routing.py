@@ -25,11 +25,42 @@ class Place:
     """Its blocks that hold the sequence's leading tokens."""
     missing: int
     """Blocks that the known tokens need beside these."""
+    given_sequences: int = 0
+    """Sequences that the look at the queue has left to that worker before this one."""
+    given_tokens: int = 0
+    """Tokens to be computed that it has seated there or left to it."""
 
     @property
     def num_cached(self) -> int:
         """Tokens that need not be computed there."""
         return len(self.hits) * self.worker.cache.block_size
+
+
+class Given:
+    """What one look at the queue has given to whom so far. Without it all that a look leaves to others would
+    seem to go to a worker that stays as empty as it is.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[int, int]] = {}
+
+    def begin(self) -> None:
+        """A new look."""
+        self._given.clear()
+
+    def seated(self, place: Place, num_tokens: int) -> None:
+        """A sequence was seated at the place; so many of its tokens are to be computed."""
+        sequences, tokens = self.to(place.worker)
+        self._given[place.worker.name] = sequences, tokens + num_tokens
+
+    def left(self, place: Place, num_tokens: int) -> None:
+        """A sequence was left to the place's worker."""
+        sequences, tokens = self.to(place.worker)
+        self._given[place.worker.name] = sequences + 1, tokens + num_tokens
+
+    def to(self, worker: Worker) -> tuple[int, int]:
+        """Sequences left to a worker, and the tokens given to it in all."""
+        return self._given.get(worker.name, (0, 0))
 
 
 class Router(Protocol):
@@ -54,8 +85,8 @@ class LeastWork:
         return min(even, key=lambda place: _work(sequence, place))
 
 
-def _fill(worker: Worker) -> float:
-    return len(worker.running) / worker.slots.count
+def _fill(worker: Worker, more: int = 0) -> float:
+    return (len(worker.running) + more) / worker.slots.count
 
 
 def _is_even(worker: Worker, emptiest: float) -> bool:
@@ -65,6 +96,6 @@ def _is_even(worker: Worker, emptiest: float) -> bool:
 
 def _work(sequence: Sequence, place: Place) -> float:
     worker = place.worker
-    ahead = worker.backlog if worker.running else 0
+    ahead = place.given_tokens + (worker.backlog if worker.running else 0)
     tokens = ahead + sequence.total - place.num_cached
-    return tokens / worker.limits.max_num_batched_tokens + _fill(worker)
+    return tokens / worker.limits.max_num_batched_tokens + _fill(worker, place.given_sequences)
