@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from typing import Any
 
-import grpc.aio
-
 from hundredfold.internal.v1 import scheduler_pb2_grpc
-from hundredfold.rpc import ServiceHost, open_channel
+from hundredfold.rpc import ServiceHost
 from hundredfold.telemetry import LoadSample, get_logger
-from hundredfold.v1 import control_pb2, control_pb2_grpc
+from hundredfold.v1 import control_pb2
+from hundredfold_scheduler.accounts import load_message, worker_infos
 from hundredfold_scheduler.attach_service import AttachService
 from hundredfold_scheduler.core.intake import QueueLimits
 from hundredfold_scheduler.core.scheduler import Scheduler, SchedulerConfig
@@ -24,7 +22,6 @@ from hundredfold_scheduler.worker_pool import WorkerPool
 
 log = get_logger(__name__)
 
-_WORKER_ANSWER_S = 2.0
 _TURN_LIMIT_S = 30.0
 """Longest that a turn of the engine may take before the service counts as hung."""
 
@@ -69,7 +66,7 @@ class SchedulerService:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def info(self) -> list[control_pb2.ServiceInfo]:
-        """This service, then the worker and what it names, as far as it answers."""
+        """This service, then every worker that it knows of."""
         own = self.host.service_info()
         limits = self.engine.limits
         if limits is not None:
@@ -78,40 +75,15 @@ class SchedulerService:
             own.model.vocab_size = limits.vocab_size
             for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
                 own.settings[name] = str(getattr(limits, name))
-        workers = await asyncio.gather(*map(self._worker_info, self.workers.posts))
-        return [own, *(info for infos in workers for info in infos)]
+        return [own, *await worker_infos(self.workers.posts, self.settings.max_message_bytes)]
 
     async def load(self) -> control_pb2.GetLoadResponse:
-        """How busy it is."""
-        load = self.core.load()
-        return control_pb2.GetLoadResponse(
-            running=load.running,
-            waiting=load.waiting,
-            waiting_tokens=load.waiting_tokens,
-            cache_usage=load.used_blocks / load.total_blocks if load.total_blocks else 0.0,
-            blocks=control_pb2.BlockCounts(
-                free=load.free_blocks,
-                cached=load.cached_blocks,
-                used=load.used_blocks,
-                total=load.total_blocks,
-            ),
-            totals=asdict(self.core.state.totals),
-        )
+        """How busy it is, and each worker."""
+        return load_message(self.core)
 
     def running(self) -> int:
         """Requests that a drain waits for."""
         return len(self.core.state.requests)
-
-    async def _worker_info(self, address: str) -> list[control_pb2.ServiceInfo]:
-        async with open_channel(address, self.settings.max_message_bytes) as channel:
-            stub: Any = control_pb2_grpc.ControlServiceStub(channel)
-            try:
-                answer = await stub.GetServerInfo(
-                    control_pb2.GetServerInfoRequest(), timeout=_WORKER_ANSWER_S
-                )
-            except grpc.aio.AioRpcError:
-                return []
-        return list(answer.services)
 
     def _sample(self) -> LoadSample:
         load = self.core.load()

@@ -53,8 +53,14 @@ def _service(service: ServiceInfo) -> RenderableType:
 
 def _facts(service: ServiceInfo) -> Table:
     table = _pairs(f"{service.service} · {service.state}")
-    table.add_row("version", escape(f"{service.version} (incarnation {service.incarnation or 'unknown'})"))
-    table.add_row("uptime", f"{service.uptime.ToSeconds()} s")
+    if service.address:
+        table.add_row("address", escape(service.address))
+    if service.reason:
+        table.add_row("not in use", escape(service.reason))
+    if service.version:
+        version = f"{service.version} (incarnation {service.incarnation or 'unknown'})"
+        table.add_row("version", escape(version))
+        table.add_row("uptime", f"{service.uptime.ToSeconds()} s")
     if service.resident_bytes:
         peak = f", peak {service.peak_resident_bytes / MIB:.0f} MiB" if service.peak_resident_bytes else ""
         table.add_row("memory", f"{service.resident_bytes / MIB:.0f} MiB{peak}")
