@@ -7,7 +7,7 @@ import enum
 from hundredfold_scheduler.core.fair_room import FairRoom
 from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.request import Sequence, Status
-from hundredfold_scheduler.core.routing import Given, Place, Router
+from hundredfold_scheduler.core.routing import Place, Router
 from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.worker import Worker
 
@@ -32,7 +32,6 @@ class Admission:
     def __init__(self, state: State, router: Router, fair_room: FairRoom, observer: Observer) -> None:
         self._state = state
         self._router = router
-        self._given = Given()
         self._fair_room = fair_room
         self._observer = observer
 
@@ -48,9 +47,9 @@ class Admission:
         num_blocks = worker.cache.blocks_for(sequence.total + 1)
         return self._fair_room.has_claim(sequence, worker, num_blocks)
 
-    def begin_look(self) -> None:
-        """A worker looks at the queue."""
-        self._given.begin()
+    def room_kept_from(self, sequence: Sequence, worker: Worker) -> int:
+        """See ``Newcomers``."""
+        return self._fair_room.kept_from(sequence, worker) if self.shares else 0
 
     def try_admit(self, sequence: Sequence, worker: Worker, budget: int, longest: int, now: float) -> Verdict:
         """Seat a popped candidate that has at most ``longest`` tokens to compute, with room for up to
@@ -80,7 +79,6 @@ class Admission:
             cache.release(sequence)
             sequence.reset()
             return Verdict.NO_ROOM
-        self._given.seated(place, sequence.total - cached)
         self._seat(sequence, worker, cached, now)
         return Verdict.ADMITTED
 
@@ -102,7 +100,7 @@ class Admission:
         missing = cache.blocks_for(min(sequence.total + 1, sequence.last_needed)) - len(hits)
         if running and missing + cache.revived(hits) > cache.num_unpromised - self.headroom(worker):
             return None
-        return Place(worker, hits, missing, *self._given.to(worker))
+        return Place(worker, hits, missing)
 
     def _weigh(self, sequence: Sequence, worker: Worker, place: Place | None, now: float) -> Verdict:
         """Whether this worker is the one, when there are others."""
@@ -119,10 +117,7 @@ class Admission:
                     places.append(there)
         if places:
             chosen = places[0] if len(places) == 1 else self._router.choose(sequence, places)
-            if chosen is place:
-                return Verdict.ADMITTED
-            self._given.left(chosen, sequence.total - chosen.num_cached)
-            return Verdict.ELSEWHERE
+            return Verdict.ADMITTED if chosen is place else Verdict.ELSEWHERE
         if not worker.limits.holds(sequence.prompt_len, sequence.max_tokens):
             return Verdict.ELSEWHERE
         if sequence.solo and any(len(other.running) < len(worker.running) for other in others):

@@ -64,13 +64,15 @@ class Cache:
         """Tokens that the sequence's table could hold if it took every available block."""
         return sequence.capacity + self.pool.num_available * self.block_size
 
-    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Make the table hold ``num_tokens``; false, with nothing changed, when blocks are too few."""
+    def grow(self, sequence: Sequence, num_tokens: int, leave: int = 0) -> bool:
+        """Make the table hold ``num_tokens`` and leave so many blocks untouched; false, with nothing changed,
+        when blocks are too few.
+        """
         missing = self.blocks_for(num_tokens) - len(sequence.blocks)
         if missing <= 0:
             return True
         pool = self.pool
-        if missing > pool.num_available:
+        if missing > pool.num_available - leave:
             return False
         for _ in range(missing):
             block, lost = pool.take()

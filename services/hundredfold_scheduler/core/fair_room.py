@@ -46,12 +46,23 @@ class FairRoom:
         last_blocks = room - num_blocks < worker.cache.pool.num_blocks // KEPT
         return (last_seats or last_blocks) and not self.has_claim(sequence, worker, num_blocks)
 
+    def kept_from(self, sequence: Sequence, worker: Worker) -> int:
+        """Blocks that a running sequence has to leave to others when it grows; none when it runs alone."""
+        pool = worker.cache.pool
+        kept = pool.num_blocks // KEPT
+        if len(worker.running) < 2 or pool.num_available > 2 * kept + 1:
+            return 0
+        return 0 if self._holds_little(sequence, worker, 0, 0) else kept
+
     def has_claim(self, sequence: Sequence, worker: Worker, num_blocks: int) -> bool:
         """Whether its owner holds nothing yet, or with it no more than its equal share of seats and blocks.
         O(running).
         """
+        return self._holds_little(sequence, worker, 1, num_blocks)
+
+    def _holds_little(self, sequence: Sequence, worker: Worker, seats: int, blocks: int) -> bool:
+        """Whether its owner, with so much more, has one seat or at most its equal share."""
         owner = self._order.owner(sequence)
-        seats, blocks = 1, num_blocks
         for other in worker.running.values():
             if self._order.owner(other) == owner:
                 seats += 1

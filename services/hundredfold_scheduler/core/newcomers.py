@@ -17,14 +17,27 @@ MAX_CLAIMS = 8 * MAX_BYPASSES
 """The same for owners that hold less than their equal share: they take from what is kept for them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What newcomers may have in a step."""
+
+    budget: int
+    """Tokens."""
+    longest: int
+    """Longest prompt, in tokens to be computed, that may start."""
+    claims_only: bool
+    """Whether memory is so short that nobody starts but owners who hold little, from what is kept."""
+
+
 @dataclass(slots=True)
 class _Look:
     """What a look at the queue has come to so far."""
 
+    terms: Terms
     budget: int
     longest: int
-    """Longest prompt, in tokens to be computed, that may start now."""
-    seated: list[Sequence] = field(default_factory=list)
+    seated: list[tuple[Sequence, int]] = field(default_factory=list)
+    """Each with the tokens that it computes in this step."""
     no_room: list[Sequence] = field(default_factory=list)
     """They wait for memory: others may overtake them, so and so often."""
     put_off: list[Sequence] = field(default_factory=list)
@@ -32,14 +45,19 @@ class _Look:
     elsewhere: list[Sequence] = field(default_factory=list)
     """Another worker seats them."""
 
-    def lets_pass(self, sequence: Sequence) -> bool:
-        """What was begun once waits for its memory, and nobody who never ran takes it meanwhile."""
-        return sequence.started or not any(earlier.started for earlier in (*self.no_room, *self.put_off))
-
     @property
     def overtaken(self) -> int:
         """How often the first that waits for memory was overtaken."""
         return self.no_room[0].bypassed if self.no_room else 0
+
+    def claims_only(self, sequence: Sequence) -> bool:
+        """Whether a candidate needs a claim on what is kept. What was begun once waits for its memory, and
+        nobody who never ran takes it meanwhile.
+        """
+        if self.terms.claims_only or self.overtaken >= MAX_BYPASSES:
+            return True
+        passed = (*self.no_room, *self.put_off)
+        return not sequence.started and any(earlier.started for earlier in passed)
 
 
 class Newcomers:
@@ -56,18 +74,21 @@ class Newcomers:
         # One that has to be alone is alone, once seated.
         return not worker.runs_solo
 
-    def seat(self, worker: Worker, budget: int, under_way: bool, now: float) -> list[Sequence]:
-        """Seat what fits, each with as much as it can have of ``budget`` tokens, in this order.
+    def room_kept_from(self, sequence: Sequence, worker: Worker) -> int:
+        """Blocks that a running sequence may not take: they are for owners that hold less than its own."""
+        return self._admission.room_kept_from(sequence, worker)
 
-        While a long prompt is under way only such start that are done in this step: long ones are computed
-        one after the other, and short ones do not wait for them.
+    def seat(self, worker: Worker, terms: Terms, now: float) -> list[tuple[Sequence, int]]:
+        """Seat what fits, each with the tokens that it computes in this step: all that the budget allows, but
+        of a prompt that is longer only a quarter of it while others wait.
         """
         waiting = self._state.waiting
         waiting.age(now)
-        self._admission.begin_look()
-        look = _Look(budget, budget if under_way else worker.limits.max_model_len)
+        if terms.claims_only and not self._admission.shares:
+            return []
+        look = _Look(terms, terms.budget, terms.longest)
         version, room = waiting.version, worker.cache.num_unpromised - self._admission.headroom(worker)
-        if self._is_stuck(worker, (version, room, look.longest)):
+        if self._is_stuck(worker, (version, room, terms.longest)):
             return []
         for _ in range(MAX_CANDIDATES):
             if look.budget <= 0 or not self.can_seat(worker):
@@ -78,7 +99,7 @@ class Newcomers:
         for sequence in (*look.no_room, *look.put_off, *look.elsewhere):
             waiting.restore(sequence)
         nothing_fits = bool(look.no_room or look.put_off) and not look.seated and not look.elsewhere
-        worker.stuck = (version, room, look.longest) if nothing_fits else None
+        worker.stuck = (version, room, terms.longest) if nothing_fits else None
         return look.seated
 
     def _is_stuck(self, worker: Worker, looking: tuple[int, int, int]) -> bool:
@@ -90,17 +111,21 @@ class Newcomers:
 
     def _examine(self, sequence: Sequence, look: _Look, worker: Worker, now: float) -> bool:
         """Seat a candidate or pass it over; false when nobody behind it may go before it."""
-        if not look.lets_pass(sequence):
-            look.put_off.append(sequence)
-            return False
         admission = self._admission
-        if look.overtaken >= MAX_BYPASSES and not admission.has_claim(sequence, worker):
+        if look.claims_only(sequence) and not admission.has_claim(sequence, worker):
             self._put_off(sequence, look)
-            return True
-        verdict = admission.try_admit(sequence, worker, look.budget, look.longest, now)
+            return admission.shares
+        most = look.budget
+        if sequence.total > most and len(self._state.waiting):
+            most = max(1, most // 4)
+        verdict = admission.try_admit(sequence, worker, most, look.longest, now)
         if verdict is Verdict.ADMITTED:
-            look.seated.append(sequence)
-            look.budget -= min(sequence.total - sequence.reserved, look.budget)
+            left = sequence.total - sequence.reserved
+            chunk = min(left, most)
+            look.seated.append((sequence, chunk))
+            look.budget -= chunk
+            if chunk < left:
+                look.longest = min(look.longest, max(look.budget, (left - chunk) // 2))
             if look.no_room:
                 look.no_room[0].bypassed += 1
         elif verdict is Verdict.ELSEWHERE:
@@ -109,8 +134,7 @@ class Newcomers:
             look.no_room.append(sequence)
         else:
             self._put_off(sequence, look)
-        most = MAX_CLAIMS if admission.shares else MAX_BYPASSES
-        return look.overtaken < most
+        return look.overtaken < (MAX_CLAIMS if admission.shares else MAX_BYPASSES)
 
     def _put_off(self, sequence: Sequence, look: _Look) -> None:
         """Pass a candidate over, and with it all that came after it in its line."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hundredfold_scheduler.core.newcomers import Newcomers
+from hundredfold_scheduler.core.newcomers import Newcomers, Terms
 from hundredfold_scheduler.core.pacing import PromptShare, StartPace
 from hundredfold_scheduler.core.preemption import Preemption
 from hundredfold_scheduler.core.request import Sequence, Status
@@ -45,21 +45,15 @@ class Planner:
         prefills = self._plan_decodes(worker)
         num_decodes = len(self._rows)
         self._budget = self._share.tokens(worker, num_decodes)
-        starts = not self._short_of_memory and self._may_start(worker, num_decodes, now)
-        # Of a long prompt's share newcomers get up to half, if there are any that fit into it.
-        kept = self._budget // 2 if starts and self._exceed_budget(prefills) else 0
-        self._budget -= kept
-        for sequence in prefills:
-            self._plan_prefill(sequence, worker)
-        self._budget += kept
+        starts = self._may_start(worker, num_decodes, now)
+        self._plan_prefills(prefills, starts, worker)
         if self._short_of_memory:
             self._drop_victims()
             num_decodes = sum(count == 1 for count in self._num_tokens)
-        else:
-            if starts:
-                self._admit(worker, now)
-            if kept:
-                self._give_back(num_decodes, worker)
+        if starts:
+            self._admit(prefills, worker, now)
+        if not self._short_of_memory:
+            self._give_back(num_decodes, worker)
         worker.backlog = sum(max(0, self._left(sequence)) for sequence in (*prefills, *self._new))
         if not self._rows and (worker.in_flight or not worker.slots.any_to_release):
             return None
@@ -70,14 +64,6 @@ class Planner:
         return self._newcomers.can_seat(worker) and self._pace.may_start(
             worker, waiting, num_decodes, self._step, now
         )
-
-    def _exceed_budget(self, prefills: list[Sequence]) -> bool:
-        left = 0
-        for sequence in prefills:
-            left += self._left(sequence)
-            if left > self._budget:
-                return True
-        return False
 
     def _plan_decodes(self, worker: Worker) -> list[Sequence]:
         """Plan every running sequence that has one token to compute; returns those that have more.
@@ -104,6 +90,29 @@ class Planner:
         self._num_tokens = [1] * len(rows)
         self._num_samples = [1] * len(rows)
         return prefills
+
+    def _plan_prefills(self, prefills: list[Sequence], starts: bool, worker: Worker) -> None:
+        """Plan the prompts under way. Where they want more than there is, the first one gets a quarter of it,
+        and of the rest newcomers get half: short prompts do not wait for a long one, nor it for ever for
+        them. What somebody leaves is given back at the end.
+        """
+        wanted = 0
+        for sequence in prefills:
+            wanted += self._left(sequence)
+        budget = self._budget
+        if wanted <= budget or (len(prefills) == 1 and not starts):
+            for sequence in prefills:
+                self._plan_prefill(sequence, worker)
+            return
+        rest = budget - max(1, budget // 4)
+        self._budget = budget - rest
+        self._plan_prefill(prefills[0], worker)
+        left = rest + self._budget
+        kept = left // 2 if starts else 0
+        self._budget = left - kept
+        for sequence in sorted(prefills[1:], key=self._left):
+            self._plan_prefill(sequence, worker)
+        self._budget += kept
 
     def _plan_prefill(self, sequence: Sequence, worker: Worker) -> None:
         """Plan the next chunk of a running sequence's known tokens, as much as budget and memory allow."""
@@ -134,7 +143,8 @@ class Planner:
         """
         if sequence.status is not _RUNNING:
             return False
-        while not worker.cache.grow(sequence, num_tokens):
+        leave = self._newcomers.room_kept_from(sequence, worker)
+        while not worker.cache.grow(sequence, num_tokens, leave):
             self._short_of_memory = True
             victim = self._preemption.next_victim(sequence, worker)
             if victim is None:
@@ -152,25 +162,33 @@ class Planner:
         self._num_samples = [self._num_samples[row] for row in kept]
         self._grown = [sequence for sequence in self._grown if sequence.status is _RUNNING]
 
-    def _admit(self, worker: Worker, now: float) -> None:
-        """Seat waiting sequences in their order while seats, budget and memory last."""
-        under_way = not all(self._num_samples)
-        for sequence in self._newcomers.seat(worker, self._budget, under_way, now):
+    def _admit(self, prefills: list[Sequence], worker: Worker, now: float) -> None:
+        """Seat waiting sequences in their order while seats, budget and memory last. Beside prompts under way
+        only such as are done in this step, or at most half as long as what is left of any of them.
+        """
+        under_way = [self._left(sequence) for sequence in prefills if sequence.status is _RUNNING]
+        shortest = min((left for left in under_way if left > 0), default=2 * worker.limits.max_model_len)
+        terms = Terms(self._budget, max(self._budget, shortest // 2), self._short_of_memory)
+        for sequence, chunk in self._newcomers.seat(worker, terms, now):
             self._new.append(sequence)
-            self._add_row(sequence, min(self._left(sequence), self._budget))
+            self._add_row(sequence, chunk)
         if self._new:
             worker.last_start = self._step
 
     def _give_back(self, num_decodes: int, worker: Worker) -> None:
-        """Let prompts under way have what newcomers left of their share."""
-        for row in range(num_decodes, len(self._rows) - len(self._new)):
+        """Let prompts under way have what is left of the budget, the shortest first."""
+        rows = range(num_decodes, len(self._rows))
+        if self._budget <= 0 or not rows:
+            return
+        for row in sorted(rows, key=lambda row: self._left(self._rows[row])):
             sequence = self._rows[row]
             room = worker.cache.room(sequence) - sequence.reserved
             more = min(self._left(sequence), self._budget, room)
             if self._num_samples[row] or more <= 0:
                 continue
             is_told = sequence.told_blocks == len(sequence.blocks)
-            worker.cache.grow(sequence, sequence.reserved + more)
+            if not worker.cache.grow(sequence, sequence.reserved + more):
+                continue
             if is_told and sequence.told_blocks < len(sequence.blocks):
                 self._grown.append(sequence)
             sequence.reserved += more

@@ -189,7 +189,7 @@ def test_everything_can_be_reclaimed() -> None:
 
 
 def test_two_with_one_prompt_at_once_share_later_and_hold_one_copy_in_the_index() -> None:
-    harness = Harness()
+    harness = Harness(replace(SMALL, max_num_batched_tokens=256))
     both = [harness.submit(i, STEM, 4) for i in range(2)]
     harness.run()
     assert [cached(r) for r in both] == [0, 0]
