@@ -7,7 +7,7 @@ import enum
 from hundredfold_scheduler.core.fair_room import FairRoom
 from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.request import Sequence, Status
-from hundredfold_scheduler.core.routing import Place, Router
+from hundredfold_scheduler.core.routing import Given, Place, Router
 from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.worker import Worker
 
@@ -32,6 +32,7 @@ class Admission:
     def __init__(self, state: State, router: Router, fair_room: FairRoom, observer: Observer) -> None:
         self._state = state
         self._router = router
+        self._given = Given()
         self._fair_room = fair_room
         self._observer = observer
 
@@ -50,6 +51,10 @@ class Admission:
     def room_kept_from(self, sequence: Sequence, worker: Worker) -> int:
         """See ``Newcomers``."""
         return self._fair_room.kept_from(sequence, worker) if self.shares else 0
+
+    def begin_look(self) -> None:
+        """A worker looks at the queue."""
+        self._given.begin()
 
     def try_admit(self, sequence: Sequence, worker: Worker, budget: int, longest: int, now: float) -> Verdict:
         """Seat a popped candidate that has at most ``longest`` tokens to compute, with room for up to
@@ -79,6 +84,7 @@ class Admission:
             cache.release(sequence)
             sequence.reset()
             return Verdict.NO_ROOM
+        self._given.seated(place, sequence.total - cached)
         self._seat(sequence, worker, cached, now)
         return Verdict.ADMITTED
 
@@ -100,7 +106,7 @@ class Admission:
         missing = cache.blocks_for(min(sequence.total + 1, sequence.last_needed)) - len(hits)
         if running and missing + cache.revived(hits) > cache.num_unpromised - self.headroom(worker):
             return None
-        return Place(worker, hits, missing)
+        return Place(worker, hits, missing, *self._given.to(worker))
 
     def _weigh(self, sequence: Sequence, worker: Worker, place: Place | None, now: float) -> Verdict:
         """Whether this worker is the one, when there are others."""
@@ -117,7 +123,10 @@ class Admission:
                     places.append(there)
         if places:
             chosen = places[0] if len(places) == 1 else self._router.choose(sequence, places)
-            return Verdict.ADMITTED if chosen is place else Verdict.ELSEWHERE
+            if chosen is place:
+                return Verdict.ADMITTED
+            self._given.left(chosen, sequence.total - chosen.num_cached)
+            return Verdict.ELSEWHERE
         if not worker.limits.holds(sequence.prompt_len, sequence.max_tokens):
             return Verdict.ELSEWHERE
         if sequence.solo and any(len(other.running) < len(worker.running) for other in others):

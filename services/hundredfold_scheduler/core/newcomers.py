@@ -84,6 +84,7 @@ class Newcomers:
         """
         waiting = self._state.waiting
         waiting.age(now)
+        self._admission.begin_look()
         if terms.claims_only and not self._admission.shares:
             return []
         look = _Look(terms, terms.budget, terms.longest)
