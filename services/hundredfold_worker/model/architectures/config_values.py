@@ -84,7 +84,8 @@ def windows_from_config(
     kinds = config.values.get("layer_types")
     if kinds is None:
         return [window if slides(index) else None for index in range(num_layers)]
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not {_SLIDING, _FULL}.issuperset(kinds):
+    known = isinstance(kinds, list) and all(kind in (_SLIDING, _FULL) for kind in kinds)
+    if not known or len(kinds) != num_layers:
         raise config.wrong("layer_types", f"{num_layers} times {_SLIDING} or {_FULL}")
     if window is None and _SLIDING in kinds:
         raise config.wrong("sliding_window", f"a number, because layer_types has {_SLIDING}")

@@ -74,7 +74,9 @@ def from_gguf(metadata: GgufMetadata, tensors: MappedTensors) -> DescribedModel:
     section = GgufSection(metadata, "gemma3")
     shape = shape_from_gguf(section, tensors)
     rotary = rotary_from_gguf(section, tensors, shape)
-    local = replace(rotary, theta=section.number("rope.freq_base_swa", default=LOCAL_THETA), scaling=None)
+    local = replace(
+        rotary, theta=section.number("rope.freq_base_swa", default=LOCAL_THETA, above=1.0), scaling=None
+    )
     attention = replace(
         shape.attention(rotary),
         scale=scale_from_gguf(shape, LAYERS_OF_27B),
@@ -103,8 +105,8 @@ def _windowed(
 
 def _rotaries(config: ConfigJson, shape: Shape) -> tuple[RotaryDescription, RotaryDescription]:
     """Of layers that see everything and of those with a window: one section each, or apart by key before."""
-    theta = config.number("rope_theta", default=THETA)
-    local_theta = config.number("rope_local_base_freq", default=LOCAL_THETA)
+    theta = config.number("rope_theta", default=THETA, above=1.0)
+    local_theta = config.number("rope_local_base_freq", default=LOCAL_THETA, above=1.0)
     both = config.section("rope_parameters")
     if both is None:
         full, local = config.section("rope_scaling"), None

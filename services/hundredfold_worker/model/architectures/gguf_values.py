@@ -54,12 +54,12 @@ class GgufSection:
         every = self.integer(key, default=default, most=MAX_LAYERS)
         return [bool((index + 1) % every) for index in range(count)]
 
-    def number(self, key: str, *, default: float) -> float:
-        """A finite number above 0."""
+    def number(self, key: str, *, default: float, above: float = 0.0) -> float:
+        """A finite number above ``above``."""
         value = self.metadata.number(self._full(key))
         value = default if value is None else value
-        if not math.isfinite(value) or value <= 0:
-            raise self.wrong(key, "a finite number above 0")
+        if not math.isfinite(value) or value <= above:
+            raise self.wrong(key, f"a finite number above {above:g}")
         return value
 
     def string(self, key: str, *, default: str) -> str:

@@ -33,7 +33,7 @@ def rotary_from_config(
     usual ones. Raises ``ModelLoadError`` for an unknown kind.
     """
     section = config.section("rope_parameters") or config.section("rope_scaling")
-    theta = config.number("rope_theta", default=DEFAULT_THETA)
+    theta = config.number("rope_theta", default=DEFAULT_THETA, above=1.0)
     return rotary_of(config, section, shape, theta, also_called)
 
 
@@ -50,7 +50,7 @@ def rotary_of(
         nested = next((key for key, value in section.values.items() if isinstance(value, dict)), None)
         if nested is not None:
             raise section.wrong(nested, "no object: settings by kind of layer are not for this architecture")
-        theta = section.number("rope_theta", default=theta)
+        theta = section.number("rope_theta", default=theta, above=1.0)
         share_of = section if section.has("partial_rotary_factor") else config
     share = share_of.number("partial_rotary_factor", default=1.0)
     dim = int(shape.head_dim * share)

@@ -33,7 +33,7 @@ def rotary_from_gguf(
     dim = section.integer("rope.dimension_count", default=shape.head_dim, least=2, most=shape.head_dim)
     if dim % 2:
         raise section.wrong("rope.dimension_count", "even")
-    theta = section.number("rope.freq_base", default=DEFAULT_THETA)
+    theta = section.number("rope.freq_base", default=DEFAULT_THETA, above=1.0)
     scaling = _stated(section, shape)
     of_tensors = _of_tensors(section, tensors, shape, dim // 2)
     if scaling is not None and of_tensors is not None:
