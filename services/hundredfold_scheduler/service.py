@@ -11,10 +11,10 @@ from hundredfold.telemetry import LoadSample, get_logger
 from hundredfold.v1 import control_pb2
 from hundredfold_scheduler.accounts import load_message, worker_infos
 from hundredfold_scheduler.attach_service import AttachService
-from hundredfold_scheduler.core.intake import QueueLimits
-from hundredfold_scheduler.core.scheduler import Scheduler, SchedulerConfig
+from hundredfold_scheduler.core.scheduler import Scheduler
 from hundredfold_scheduler.engine import Engine
 from hundredfold_scheduler.model_agreement import ModelAgreement
+from hundredfold_scheduler.policies import core_config, policies_in_force
 from hundredfold_scheduler.readiness import Readiness
 from hundredfold_scheduler.settings import SchedulerSettings
 from hundredfold_scheduler.watcher import Watcher
@@ -32,14 +32,7 @@ class SchedulerService:
     def __init__(self, settings: SchedulerSettings, model_fingerprint: str | None = None) -> None:
         self.settings = settings
         self.host = ServiceHost("scheduler", settings, self)
-        self.core = Scheduler(
-            SchedulerConfig(
-                queue=QueueLimits(settings.max_queued_requests, settings.max_queued_tokens),
-                max_plans_in_flight=settings.max_plans_in_flight,
-                max_unread_bytes=settings.unread_limit,
-            ),
-            Watcher(self.host.metrics),
-        )
+        self.core = Scheduler(core_config(settings), Watcher(self.host.metrics))
         self.engine = Engine(self.core, settings.step_timeout_s, self.host.heartbeat("engine", _TURN_LIMIT_S))
         incarnation = self.host.facts.incarnation
         model = ModelAgreement(model_fingerprint, self.core.state)
@@ -68,6 +61,7 @@ class SchedulerService:
     async def info(self) -> list[control_pb2.ServiceInfo]:
         """This service, then every worker that it knows of."""
         own = self.host.service_info()
+        own.settings.update(policies_in_force(self.settings))
         limits = self.engine.limits
         if limits is not None:
             own.model.fingerprint = limits.model_fingerprint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -47,6 +47,30 @@ class SchedulerSettings(ServiceSettings):
 
     max_queued_tokens: Annotated[int, Field(ge=1, le=1_000_000_000)] = 10_000_000
     """Prompt tokens that may wait for a seat; more are refused."""
+
+    order: Literal["fair", "fcfs"] = "fair"
+    """Inside a priority: ``fair`` gives the next turn to the tenant that was served the fewest tokens,
+    ``fcfs`` to the earliest request.
+    """
+
+    ageing_s: Annotated[float, Field(ge=0, le=86400)] = 60.0
+    """Seconds of waiting that raise a request by one priority, up to the highest that waits; 0 for never."""
+
+    victims: Literal["cheapest", "latest"] = "cheapest"
+    """Who gives memory back when a running request needs it: of the lowest priority the one with the fewest
+    tokens to compute again, or the latest.
+    """
+
+    batch_timeout_ms: Annotated[int, Field(ge=0, le=60_000)] = 0
+    """Milliseconds that an idle worker waits for more requests before it begins with the first."""
+
+    prefill_interval: Annotated[int, Field(ge=1, le=1000)] = 1
+    """New requests start at most every so many steps while others decode."""
+
+    step_target_ms: Annotated[float, Field(gt=0, le=60_000)] | None = None
+    """Milliseconds that a step may take: prompts get as much of it as the decodes leave, by what the worker's
+    steps took before. They get all of max_num_batched_tokens when unset.
+    """
 
     max_plans_in_flight: Annotated[int, Field(ge=1, le=2)] = 2
     """Steps sent ahead of their results; 1 waits for each result, 2 keeps the worker busy meanwhile."""
