@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 
 from hundredfold.internal.v1 import scheduler_pb2, sequence_pb2, worker_pb2
+from hundredfold_scheduler.core.beam_search import BeamTerms
 from hundredfold_scheduler.core.failures import Failure, WorkerProtocolError
 from hundredfold_scheduler.core.outbox import FinishedChoice, OutputBatch
 from hundredfold_scheduler.core.request import Submission
 from hundredfold_scheduler.core.step import (
+    Branch,
+    Candidates,
     EndReason,
     NewSequence,
+    RowCandidates,
     RowEnd,
     RowFailure,
     RowScores,
@@ -28,7 +33,6 @@ def submission_of(submit: scheduler_pb2.Submit) -> Submission:
     # A copy: a part of a message keeps the whole of it in memory, prompt included.
     params = sequence_pb2.SequenceParams()
     params.CopyFrom(submit.params)
-    prior = submit.prior[0] if submit.prior else None
     return Submission(
         stream_id=submit.stream_id,
         request_id=submit.request_id,
@@ -36,8 +40,10 @@ def submission_of(submit: scheduler_pb2.Submit) -> Submission:
         max_tokens=params.max_tokens,
         params=params,
         stop_token_ids=frozenset(params.stop_token_ids),
-        prior=array("I", prior.token_ids) if prior is not None else array("I"),
-        prior_finished=prior is not None and prior.finished,
+        n=max(1, submit.n),
+        priors={prior.index: array("I", prior.token_ids) for prior in submit.prior if not prior.finished},
+        finished=frozenset(prior.index for prior in submit.prior if prior.finished),
+        beams=_beams(submit),
         priority=submit.priority,
         tenant=submit.tenant,
         adapter=params.adapter_id,
@@ -51,14 +57,16 @@ def submission_of(submit: scheduler_pb2.Submit) -> Submission:
     )
 
 
+def _beams(submit: scheduler_pb2.Submit) -> BeamTerms | None:
+    if not submit.beam_width:
+        return None
+    return BeamTerms(submit.beam_width, submit.length_penalty, submit.early_stopping)
+
+
 def _unsupported(submit: scheduler_pb2.Submit) -> str:
     """The public name of the first field whose feature comes later. The door refuses them too."""
     params = submit.params
     asked = {
-        "n": submit.n > 1 or len(submit.prior) > 1 or any(prior.index for prior in submit.prior),
-        "beam_width": submit.beam_width > 0,
-        "length_penalty": submit.length_penalty not in (0.0, 1.0),
-        "early_stopping": submit.early_stopping,
         "adapter_id": params.HasField("adapter_id"),
         "grammar": params.HasField("grammar_id"),
     }
@@ -69,6 +77,7 @@ def outputs_message(batch: OutputBatch) -> scheduler_pb2.AttachResponse:
     """What a replica is told."""
     outputs = scheduler_pb2.Outputs(
         stream_ids=batch.stream_ids,
+        indexes=batch.indexes if any(batch.indexes) else (),
         offsets=batch.offsets,
         counts=batch.counts,
         token_ids=batch.token_ids,
@@ -78,8 +87,8 @@ def outputs_message(batch: OutputBatch) -> scheduler_pb2.AttachResponse:
             for stream_id, failure in batch.failed
         ],
     )
-    for stream_id, scores in batch.scores:
-        outputs.scores.add(stream_id=stream_id, scores=_scores_message(scores))
+    for stream_id, index, scores in batch.scores:
+        outputs.scores.add(stream_id=stream_id, index=index, scores=_scores_message(scores))
     return scheduler_pb2.AttachResponse(outputs=outputs)
 
 
@@ -90,6 +99,7 @@ def _finished_message(finished: FinishedChoice) -> scheduler_pb2.FinishedChoice:
         index=finished.index,
         reason=_REASONS[finished.reason],
         stop_token_id=finished.stop_token_id,
+        beam_score=finished.beam_score,
         account=scheduler_pb2.ChoiceAccount(
             cached_tokens=account.cached_tokens,
             queue_us=account.queue_us,
@@ -132,8 +142,20 @@ def plan_message(plan: StepPlan) -> worker_pb2.ExecuteRequest:
         num_tokens=plan.num_tokens,
         num_draft_tokens=plan.num_draft_tokens,
         new_sequences=[_new_sequence_message(new) for new in plan.new_sequences],
+        branches=[_branch_message(branch) for branch in plan.branches],
+        copies=[worker_pb2.BlockCopy(source=source, destination=own) for source, own in plan.copies],
     )
     return worker_pb2.ExecuteRequest(plan=message)
+
+
+def _branch_message(branch: Branch) -> worker_pb2.Branch:
+    return worker_pb2.Branch(
+        slot=branch.slot,
+        source_slot=branch.source_slot,
+        token_id=branch.token_id,
+        kept_blocks=branch.kept_blocks,
+        block_ids=branch.block_ids,
+    )
 
 
 def _new_sequence_message(new: NewSequence) -> worker_pb2.NewSequence:
@@ -147,6 +169,7 @@ def _new_sequence_message(new: NewSequence) -> worker_pb2.NewSequence:
         params=new.params,  # type: ignore[arg-type] # opaque to the core, and what the door sent
         choice_index=new.choice_index,
         traceparent=new.traceparent,
+        num_candidates=new.num_candidates,
     )
     message.params.max_tokens = new.max_tokens
     if new.prompt_is_scored:
@@ -167,9 +190,20 @@ def result_of(message: worker_pb2.StepResult) -> StepResult:
         ],
         failures=[_failure_of(failure) for failure in message.failures],
         scores=[RowScores(scores.row, _scores_of(scores.scores)) for scores in message.scores],
+        candidates=[_candidates_of(found) for found in message.candidates],
         step_us=message.step_us,
         idle_us=message.idle_us,
     )
+
+
+def _candidates_of(found: worker_pb2.RowCandidates) -> RowCandidates:
+    count = len(found.token_ids)
+    if not count or len(found.logprobs) != count or any(map(math.isnan, found.logprobs)):
+        raise WorkerProtocolError(
+            f"row {found.row} has {count} candidates with {len(found.logprobs)} log probabilities, "
+            "which have to be numbers, one for each"
+        )
+    return RowCandidates(found.row, Candidates(list(found.token_ids), list(found.logprobs)))
 
 
 def _reason_of(end: worker_pb2.RowEnd) -> EndReason:

@@ -41,7 +41,7 @@ class Watcher(Observer):
                 names.REQUEST_MAX_TOKENS: submission.max_tokens,
             },
         )
-        self._spans[request.sequence.number] = span
+        self._spans[request.lead.number] = span
         request.traceparent = span.traceparent or submission.traceparent
 
     def rejected(self, reason: str, failure: Failure) -> None:
@@ -57,7 +57,7 @@ class Watcher(Observer):
 
     def first_token(self, request: Request, now: float) -> None:
         """The end of the prefill."""
-        span = self._spans.get(request.sequence.number)
+        span = self._spans.get(request.lead.number)
         if span is not None:
             span.event("first token")
 
@@ -69,7 +69,7 @@ class Watcher(Observer):
             request_id=sequence.request.request_id,
             lost_tokens=lost_tokens,
             free_blocks=free_blocks,
-            times=sequence.request.preemptions + 1,
+            times=sequence.preemptions + 1,
         )
         span = self._spans.get(sequence.number)
         if span is not None:
@@ -105,13 +105,13 @@ class Watcher(Observer):
 
     def finished(self, request: Request, reason: EndReason, now: float) -> None:
         """Close the span."""
-        span = self._spans.pop(request.sequence.number, None)
+        span = self._spans.pop(request.lead.number, None)
         if span is not None:
             span.set(
                 {
                     names.RESPONSE_FINISH_REASONS: (reason.name.lower(),),
-                    names.USAGE_OUTPUT_TOKENS: request.sequence.num_output,
-                    names.USAGE_CACHED_TOKENS: request.cached_tokens,
+                    names.USAGE_OUTPUT_TOKENS: request.num_output,
+                    names.USAGE_CACHED_TOKENS: request.lead.cached_tokens,
                 }
             )
             span.end()
@@ -120,14 +120,14 @@ class Watcher(Observer):
         """Close the span with the status; log what is no caller's fault."""
         if failure.code == Code.INTERNAL:
             log.error("request failed", request_id=request.request_id, message=failure.message)
-        span = self._spans.pop(request.sequence.number, None)
+        span = self._spans.pop(request.lead.number, None)
         if span is not None:
             span.end(_status_name(failure.code))
 
     def dropped(self, request: Request, now: float) -> None:
         """Its client went away."""
         self._metrics.aborted()
-        span = self._spans.pop(request.sequence.number, None)
+        span = self._spans.pop(request.lead.number, None)
         if span is not None:
             span.end("CANCELLED")
 

@@ -6,12 +6,23 @@ worker would silently compute wrong.
 
 from __future__ import annotations
 
+import random
 import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from hundredfold_scheduler.core.step import EndReason, NewSequence, RowEnd, RowFailure, StepPlan, StepResult
+from hundredfold_scheduler.core.beam_search import BeamSearch, BeamTerms, Hypothesis
+from hundredfold_scheduler.core.step import (
+    Candidates,
+    EndReason,
+    NewSequence,
+    RowCandidates,
+    RowEnd,
+    RowFailure,
+    StepPlan,
+    StepResult,
+)
 
 EOS = 2
 """The id that ends a scripted sequence."""
@@ -43,23 +54,47 @@ class Script:
         return cls(seed & 0xFFFFFFFF, seed >> 32)
 
 
-def token_at(prompt: Sequence[int], position: int, vocab_size: int) -> int:
-    """The output token at a position: decided by prompt and position alone, so that no history can excuse an
-    error.
+def token_at(prompt: Sequence[int], position: int, vocab_size: int, choice: int = 0) -> int:
+    """The output token at a position: decided by prompt, choice and position alone, so that no history can
+    excuse an error.
     """
-    state = zlib.crc32(array("I", prompt).tobytes())
+    state = zlib.crc32(array("I", prompt).tobytes(), choice)
     return FIRST_ID + zlib.crc32(position.to_bytes(4, "little"), state) % (vocab_size - FIRST_ID)
 
 
-def expected_output(prompt: Sequence[int], max_tokens: int, script: Script, vocab_size: int) -> list[int]:
-    """All output ids of a request that nobody disturbs."""
+def expected_output(
+    prompt: Sequence[int], max_tokens: int, script: Script, vocab_size: int, choice: int = 0
+) -> list[int]:
+    """All output ids of a choice that nobody disturbs."""
     length = max_tokens
     if script.stop_at:
         length = min(length, script.stop_at)
-    ids = [token_at(prompt, position, vocab_size) for position in range(length)]
+    ids = [token_at(prompt, position, vocab_size, choice) for position in range(length)]
     if script.stop_at and script.stop_at == length:
         ids[-1] = EOS
     return ids
+
+
+def candidates_after(tokens: Sequence[int], count: int, vocab_size: int) -> Candidates:
+    """What may follow a beam, decided by its tokens; now and then ``EOS`` is among the best."""
+    rng = random.Random(zlib.crc32(array("I", tokens).tobytes()))
+    ids = rng.sample(range(FIRST_ID, vocab_size), count - 1)
+    ids.insert(rng.randrange(2 * count), EOS)
+    logprobs = sorted((-rng.expovariate(0.5) for _ in ids), reverse=True)
+    return Candidates(ids, logprobs)
+
+
+def expected_beams(
+    prompt: Sequence[int], max_tokens: int, terms: BeamTerms, vocab_size: int
+) -> list[Hypothesis]:
+    """The complete beams of a search that nobody disturbs."""
+    search = BeamSearch(terms, frozenset({EOS}))
+    outputs = [array("I")]
+    while not search.over:
+        found = [candidates_after([*prompt, *o], search.num_candidates, vocab_size) for o in outputs]
+        going_on = search.advance(outputs, found, max_tokens)
+        outputs = [outputs[one.beam] + array("I", [one.token_id]) for one in going_on]
+    return search.complete
 
 
 @dataclass(slots=True)
@@ -96,6 +131,7 @@ class FakeWorker:
     computed_tokens: int = 0
     reused_tokens: int = 0
     """Tokens that sequences found in the cache when they were seated."""
+    branched: dict[int, Held] = field(default_factory=dict)
     content: list[list[int | None]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,8 +144,10 @@ class FakeWorker:
         self._release(plan.released_slots)
         for new in plan.new_sequences:
             self._seat(new)
+        self._branch(plan)
         self._grow(plan)
         self._check_tables()
+        self._copy(plan.copies)
         return self._compute(plan)
 
     def _release(self, slots: Iterable[int]) -> None:
@@ -126,6 +164,38 @@ class FakeWorker:
         _require(len(new.output) < max(1, new.max_tokens), "a sequence starts though it has ended")
         self.held[new.slot] = held
         self.reused_tokens += new.num_computed_tokens
+
+    def _branch(self, plan: StepPlan) -> None:
+        """Beams go on as others, all sources as they were before the first."""
+        before = {slot: (list(held.tokens), list(held.blocks)) for slot, held in self.held.items()}
+        slots = [branch.slot for branch in plan.branches]
+        _require(len(set(slots)) == len(slots), "two branches into one slot")
+        for branch in plan.branches:
+            source = self.held.get(branch.source_slot)
+            _require(source is not None and source.new.num_candidates, "a branch from what is no beam")
+            assert source is not None
+            held = self.held.get(branch.slot)
+            _require(held is None or held.new.num_candidates, "a branch into what is no beam")
+            tokens, blocks = before[branch.source_slot]
+            _require(branch.kept_blocks <= len(blocks), "a branch keeps blocks that its source lacks")
+            table = blocks[: branch.kept_blocks] + branch.block_ids
+            twin = Held(source.new, source.script, [*tokens, branch.token_id], table, len(tokens))
+            _require(len(table) * self.block_size >= len(tokens), "a branch into too few blocks")
+            _require(twin.num_output < source.new.max_tokens, "a beam goes on past its end")
+            if branch.slot == branch.source_slot:
+                _require(source.computed == len(tokens), "a beam branches before it is computed")
+            self.branched[branch.slot] = twin
+        self.held.update(self.branched)
+        self.branched.clear()
+
+    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        destinations = [destination for _, destination in copies]
+        _require(len(set(destinations)) == len(destinations), "a block is copied to twice")
+        _require({source for source, _ in copies}.isdisjoint(destinations), "a copy is copied")
+        for source, destination in copies:
+            holders = [held for held in self.held.values() if destination in held.blocks]
+            _require(len(holders) == 1, f"block {destination} is copied to and has {len(holders)} holders")
+            self.content[destination] = list(self.content[source])
 
     def _grow(self, plan: StepPlan) -> None:
         _require(len(set(plan.grown_slots)) == len(plan.grown_slots), "a table grows twice in one plan")
@@ -166,6 +236,7 @@ class FakeWorker:
         computed, counts, ids = array("I"), array("I"), array("I")
         ends: list[RowEnd] = []
         failures: list[RowFailure] = []
+        searched: list[RowCandidates] = []
         for row, (slot, num_tokens) in enumerate(zip(plan.slots, plan.num_tokens, strict=True)):
             _require(slot in self.held, f"row {row} names the empty slot {slot}")
             held = self.held[slot]
@@ -178,11 +249,14 @@ class FakeWorker:
                     stopped = held.num_output and held.tokens[-1] == EOS
                     reason = EndReason.STOP if stopped else EndReason.LENGTH
                     ends.append(RowEnd(row, reason, EOS if stopped else None))
+                elif held.new.num_candidates and held.computed == len(held.tokens):
+                    found = candidates_after(held.tokens, held.new.num_candidates, self.vocab_size)
+                    searched.append(RowCandidates(row, found))
             count = held.num_output - before
             computed.append(held.computed)
             counts.append(count)
             ids.extend(held.tokens[len(held.tokens) - count :])
-        return StepResult(plan.step, computed, counts, ids, ends, failures)
+        return StepResult(plan.step, computed, counts, ids, ends, failures, candidates=searched)
 
     def _advance(self, held: Held, num_tokens: int) -> str:
         """Compute and, at the last known token, sample. Returns what failed, if anything did."""
@@ -222,8 +296,11 @@ class FakeWorker:
             if script.fail_at == position + 1:
                 held.ended = True
                 return f"sequence {held.new.sequence_id} has non-finite logits"
+            if held.new.num_candidates:
+                return ""
             stops = script.stop_at == position + 1
-            held.tokens.append(EOS if stops else token_at(held.new.prompt, position, self.vocab_size))
+            choice = held.new.choice_index
+            held.tokens.append(EOS if stops else token_at(held.new.prompt, position, self.vocab_size, choice))
             held.ended = stops
         held.ended = held.ended or held.num_output >= limit
         return ""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 
+from hundredfold_scheduler.core.beam_group import BeamGroup
 from hundredfold_scheduler.core.fair_room import FairRoom
 from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.request import Sequence, Status
 from hundredfold_scheduler.core.routing import Given, Place, Router
+from hundredfold_scheduler.core.siblings import let_go
 from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.worker import Worker
 
@@ -96,7 +98,10 @@ class Admission:
 
     def _find(self, sequence: Sequence, worker: Worker) -> Place | None:
         """The place that a worker has for a sequence now."""
-        if not worker.limits.holds(sequence.prompt_len, sequence.max_tokens):
+        seats = _seats(sequence)
+        if seats > worker.slots.num_free:
+            return None
+        if not worker.limits.holds(sequence.prompt_len, sequence.max_tokens, seats):
             return None
         running = worker.running
         if sequence.solo and running:
@@ -127,14 +132,13 @@ class Admission:
                 return Verdict.ADMITTED
             self._given.left(chosen, sequence.total - chosen.num_cached)
             return Verdict.ELSEWHERE
-        if not worker.limits.holds(sequence.prompt_len, sequence.max_tokens):
+        if not worker.limits.holds(sequence.prompt_len, sequence.max_tokens, _seats(sequence)):
             return Verdict.ELSEWHERE
         if sequence.solo and any(len(other.running) < len(worker.running) for other in others):
             return Verdict.ELSEWHERE  # the emptiest one makes room for it, the rest go on
         return Verdict.NO_ROOM
 
     def _seat(self, sequence: Sequence, worker: Worker, cached: int, now: float) -> None:
-        request = sequence.request
         self._state.waiting.seat(sequence, sequence.total - cached)
         sequence.status = Status.RUNNING
         sequence.worker = worker
@@ -147,7 +151,26 @@ class Admission:
         self._state.totals.cached_tokens += cached
         if not sequence.first_token_at:
             # Of a prompt that is begun again, what counts is the run that leads to its first token.
-            request.cached_tokens = min(cached, sequence.prompt_len)
-        if not request.first_step_at:
-            request.first_step_at = now
+            sequence.cached_tokens = min(cached, sequence.prompt_len)
+        if not sequence.first_step_at:
+            sequence.first_step_at = now
+        if sequence.beams is not None:
+            self._seat_beams(sequence.beams, worker)
         self._observer.admitted(sequence, cached)
+
+    def _seat_beams(self, group: BeamGroup, worker: Worker) -> None:
+        """The first member has its seat; the others sit down beside it, and wait for it."""
+        worker.beams[group.lead.number] = group
+        group.rest_until_started()
+        for member in group.members[1:]:
+            let_go(self._state, member)
+            member.status = Status.RUNNING
+            member.worker = worker
+            member.slot = worker.slots.take()
+            member.level = group.lead.level
+            worker.running[member.number] = member
+
+
+def _seats(sequence: Sequence) -> int:
+    """Seats that it needs at once."""
+    return 1 if sequence.beams is None else len(sequence.beams.members)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from array import array
+
+from hundredfold_scheduler.core.beam_group import BeamGroup
 from hundredfold_scheduler.core.ending import Ending
-from hundredfold_scheduler.core.failures import Failure, WorkerProtocolError
+from hundredfold_scheduler.core.failures import Code, Failure, WorkerProtocolError
 from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.outbox import Outbox
 from hundredfold_scheduler.core.preemption import requeue
 from hundredfold_scheduler.core.request import Sequence, Status
+from hundredfold_scheduler.core.siblings import release_followers
 from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.step import RowScores, StepResult
 from hundredfold_scheduler.core.worker import InFlight, Worker
 
 _DONE, _RUNNING = Status.DONE, Status.RUNNING
 """Names that cost one look-up in the loops below."""
+_NO_TOKENS: array[int] = array("I")
 
 
 class Applier:
@@ -38,7 +43,7 @@ class Applier:
         for end in result.ends:
             sequence = record.rows[end.row]
             if sequence.status is not _DONE:
-                self._ending.finish(sequence.request, end.reason, end.stop_token_id, now)
+                self._ending.finish(sequence, end.reason, end.stop_token_id, now)
         for row_failure in result.failures:
             sequence = record.rows[row_failure.row]
             if sequence.status is _DONE:
@@ -46,6 +51,8 @@ class Applier:
             worker.cache.distrust(sequence)
             reason = Failure(row_failure.code, row_failure.message, row_failure.field)
             self._ending.fail(sequence.request, reason, now)
+        if result.candidates:
+            self._search(result, record, worker, now)
         worker.applied = record.step
         for sequence in list(worker.parked.values()):
             if sequence.last_step <= record.step:
@@ -81,9 +88,11 @@ class Applier:
                     outbox = sequence.outbox
                     fresh = outbox.fresh
                     add_stream, add_offset = fresh.stream_ids.append, fresh.offsets.append
+                    add_index = fresh.indexes.append
                     add_count, add_id = fresh.counts.append, fresh.token_ids.append
                 total = sequence.total
                 add_stream(sequence.stream_id)
+                add_index(sequence.choice_index)
                 add_offset(total - sequence.prompt_len)
                 add_count(count)
                 sequence.total = total + count
@@ -103,7 +112,10 @@ class Applier:
                 sequence.last_token_at = now
                 if not sequence.first_token_at:
                     sequence.first_token_at = now
-                    self._observer.first_token(sequence.request, now)
+                    if sequence is sequence.request.lead:
+                        self._observer.first_token(sequence.request, now)
+                if sequence.leads:
+                    release_followers(self._state, sequence)
             if computed >= sequence.next_full and status is _RUNNING:
                 worker.cache.confirm(sequence)
             if computed != before + num_tokens or count != num_samples:
@@ -126,7 +138,47 @@ class Applier:
         scores = row_scores.scores.tail(sequence.scored_to)
         if scores.position < scores.end:
             sequence.scored_to = scores.end
-            sequence.outbox.add_scores(sequence.stream_id, scores)
+            sequence.outbox.add_scores(sequence.stream_id, sequence.choice_index, scores)
+
+    def _search(self, result: StepResult, record: InFlight, worker: Worker, now: float) -> None:
+        """Give beams their candidates; a group that has them all chooses how to go on, or is done."""
+        groups: dict[int, BeamGroup] = {}
+        for found in result.candidates:
+            sequence = record.rows[found.row]
+            group = sequence.beams
+            if group is not None and sequence.status is _RUNNING:
+                group.answer(sequence, found.candidates)
+                groups[group.lead.number] = group
+        for group in groups.values():
+            if group.is_answered:
+                self._choose(group, worker, now)
+
+    def _choose(self, group: BeamGroup, worker: Worker, now: float) -> None:
+        lead = group.lead
+        unwanted = group.choose()
+        if lead.account is not None:
+            lead.account.served += max(1, len(group.chosen))
+        if not lead.first_token_at:
+            lead.first_token_at = now
+            self._observer.first_token(lead.request, now)
+        if group.search.over:
+            self._finish(group, now)
+            return
+        for member in unwanted:
+            worker.cache.release(member)
+            member.become(_NO_TOKENS)
+            if member.introduced:
+                worker.slots.clear(member.slot)
+                member.introduced = False
+
+    def _finish(self, group: BeamGroup, now: float) -> None:
+        request = group.lead.request
+        best = group.search.complete[: request.submission.n]
+        if len(best) == request.submission.n:
+            self._ending.finish_beams(request, best, now)
+            return
+        message = f"the model's likeliest tokens are too few for {request.submission.n} complete beams"
+        self._ending.fail(request, Failure(Code.INTERNAL, message), now)
 
 
 def _check(result: StepResult, worker: Worker) -> InFlight:
@@ -147,7 +199,8 @@ def _check(result: StepResult, worker: Worker) -> InFlight:
         raise WorkerProtocolError(f"step {result.step} counts {counted} ids and brings {brought}")
     ended = {end.row for end in result.ends}
     failed = {failure.row for failure in result.failures}
-    for row in (*ended, *failed, *(scored.row for scored in result.scores)):
+    searched = {found.row for found in result.candidates}
+    for row in (*ended, *failed, *searched, *(scored.row for scored in result.scores)):
         if not 0 <= row < rows:
             raise WorkerProtocolError(f"step {result.step} speaks of row {row} of {rows}")
     rows_of_result = zip(
@@ -168,8 +221,22 @@ def _check(result: StepResult, worker: Worker) -> InFlight:
             and sequence.status is not _DONE
             and row not in failed
         ):
-            _check_unusual(sequence, row, row in ended, record, result)
+            if sequence.beams is None:
+                _check_unusual(sequence, row, row in ended, record, result)
+            else:
+                _check_beam(sequence, row, row in searched and row not in ended, record, result)
     return record
+
+
+def _check_beam(sequence: Sequence, row: int, searched: bool, record: InFlight, result: StepResult) -> None:
+    """A beam advances as planned, gets no ids, and at its last known token the candidates for the next."""
+    computed = result.num_computed_tokens[row]
+    planned = sequence.computed + record.num_tokens[row]
+    if computed != planned or result.num_output_tokens[row] or (computed >= sequence.total and not searched):
+        raise WorkerProtocolError(
+            f"step {result.step} leaves beam {sequence.number} at {computed} computed tokens with "
+            f"{result.num_output_tokens[row]} ids, planned were {planned} and candidates"
+        )
 
 
 def _check_unusual(sequence: Sequence, row: int, ended: bool, record: InFlight, result: StepResult) -> None:

@@ -35,7 +35,7 @@ class Cache:
         """Blocks that hold the sequence's leading tokens now. At least one token is left to be computed,
         since nothing is sampled without. Takes no reference: what is done with the answer is done at once.
         """
-        if sequence.request.submission.skip_prefix_cache:
+        if sequence.request.submission.skip_prefix_cache and sequence.scored_to < sequence.prompt_len:
             return []
         hits = []
         for number in range((sequence.total - 1) // self.block_size):
@@ -85,6 +85,29 @@ class Cache:
             sequence.promised -= kept
             self.promised -= kept
         return True
+
+    def branch(self, child: Sequence, parent: Sequence) -> list[int]:
+        """Give a beam that holds nothing the table of another: full blocks shared, and a block of its own for
+        what the last one holds so far, which is returned. The caller has seen that one is available.
+        """
+        size = self.block_size
+        full, partial = divmod(parent.computed, size)
+        child.blocks = parent.blocks[:full]
+        for block in child.blocks:
+            self.pool.hold(block)
+        own: list[int] = []
+        if partial:
+            block, lost = self.pool.take()
+            if lost is not None:
+                self.index.remove(lost)
+            own.append(block)
+        child.blocks += own
+        child.capacity = len(child.blocks) * size
+        child.computed = child.reserved = parent.computed
+        child.next_full = parent.next_full
+        child.told_blocks = len(child.blocks)
+        child.hashes = {hasher: list(hashes) for hasher, hashes in parent.hashes.items()}
+        return own
 
     def confirm(self, sequence: Sequence) -> None:
         """Enter into the index every block whose tokens a good result has confirmed. For when ``computed``

@@ -50,7 +50,9 @@ class FairRoom:
         """Blocks that a running sequence has to leave to others when it grows; none when it runs alone."""
         pool = worker.cache.pool
         kept = pool.num_blocks // KEPT
-        if len(worker.running) < 2 or pool.num_available > 2 * kept + 1:
+        if pool.num_available > 2 * kept + 1:
+            return 0
+        if all(other.request is sequence.request for other in worker.running.values()):
             return 0
         return 0 if self._holds_little(sequence, worker, 0, 0) else kept
 

@@ -45,27 +45,31 @@ class Intake:
             raise Refused("duplicate", Failure(Code.ALREADY_EXISTS, message, "request_id"))
         if not submission.prompt:
             raise Refused("invalid", Failure(Code.INVALID_ARGUMENT, "the prompt has no tokens", "prompt"))
-        if submission.prior_finished:
+        if len(submission.finished) >= submission.n:
             message = "the request has finished already; there is nothing to resume"
             raise Refused("invalid", Failure(Code.INVALID_ARGUMENT, message, "resume"))
         if submission.deadline_s is not None and submission.deadline_s <= 0:
             raise Refused("expired", expired())
-        limits = state.known.widest(len(submission.prompt))
+        beams = submission.beams.width if submission.beams is not None else 1
+        limits = state.known.widest(len(submission.prompt), beams)
         if limits is not None:
-            misfit = never_fits(submission.prompt, len(submission.prior), limits)
+            longest = max((len(prior) for prior in submission.priors.values()), default=0)
+            misfit = never_fits(submission.prompt, longest, limits, beams)
             if misfit is not None:
                 raise Refused("invalid", misfit)
-        if not submission.prior and not submission.accepted:
+        if not any(submission.priors.values()) and not submission.accepted:
             self._check_queue(submission, now)
 
     def _check_queue(self, submission: Submission, now: float) -> None:
         waiting, limits = self._state.waiting, self._limits
-        if waiting.num_fresh >= limits.max_requests + self._state.free_seats:
+        fresh, more = waiting.num_fresh + self._state.num_held, submission.num_seats
+        if fresh + more > limits.max_requests + self._state.free_seats:
+            asked = f", and this one asks for {more} sequences" if more > 1 else ""
             raise Refused(
                 "queue_requests",
                 Failure(
                     Code.RESOURCE_EXHAUSTED,
-                    f"{waiting.num_fresh} requests wait, max_queued_requests is {limits.max_requests}",
+                    f"{fresh} requests wait, max_queued_requests is {limits.max_requests}{asked}",
                     retry_after_ms=self._retry_after_ms(now),
                 ),
             )
@@ -90,7 +94,7 @@ def expired() -> Failure:
     return Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the answer was complete")
 
 
-def never_fits(prompt: array[int], num_output: int, limits: WorkerLimits) -> Failure | None:
+def never_fits(prompt: array[int], num_output: int, limits: WorkerLimits, beams: int = 1) -> Failure | None:
     """Why a worker with these limits can never serve a prompt with so many ids answered, or ``None``."""
     length = len(prompt)
     if length > limits.max_cache_tokens:
@@ -105,6 +109,15 @@ def never_fits(prompt: array[int], num_output: int, limits: WorkerLimits) -> Fai
     if highest >= limits.vocab_size:
         message = f"token id {highest} is not below the size of the vocabulary, {limits.vocab_size}"
         return Failure(Code.INVALID_ARGUMENT, message, "prompt")
+    if beams > limits.max_num_seqs:
+        message = f"beam_width is {beams}, max_num_seqs is {limits.max_num_seqs}"
+        return Failure(Code.INVALID_ARGUMENT, message, "sampling.beam_width")
+    if limits.room_for_output(length, beams) < 1:
+        message = (
+            f"{beams} beams after a prompt of {length} tokens do not fit the cache: it has "
+            f"{limits.num_blocks} blocks of {limits.block_size} tokens"
+        )
+        return Failure(Code.INVALID_ARGUMENT, message, "sampling.beam_width")
     if num_output > limits.room_for_output(length):
         message = (
             f"{length} prompt and {num_output} answered tokens do not fit any worker that is there now: "

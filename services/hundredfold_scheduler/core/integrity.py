@@ -53,7 +53,10 @@ def _check_requests(state: State) -> None:
         by_attachment == len(state.requests),
         f"{by_attachment} requests attached, {len(state.requests)} known",
     )
-    placed = Counter(request.sequence.status for request in state.requests.values())
+    sequences = [s for request in state.requests.values() for s in request.sequences.values()]
+    placed = Counter(sequence.status for sequence in sequences)
+    held = sum(s.status is Status.HELD and not s.started for s in sequences)
+    _expect(held == state.num_held, f"{held} fresh sequences are held, {state.num_held} are counted")
     found = {
         Status.WAITING: len(state.waiting),
         Status.RUNNING: state.num_running,

@@ -36,18 +36,21 @@ class WorkerLimits:
         """Most tokens that one sequence can hold in the cache."""
         return self.num_blocks * self.block_size
 
-    def room_for_output(self, prompt_len: int) -> int:
+    def room_for_output(self, prompt_len: int, beams: int = 1) -> int:
         """Most output tokens after such a prompt. The last token of an answer is never computed, so it takes
-        no place in the cache.
+        no place in the cache. Beams may have nothing in common but the prompt's full blocks.
         """
-        return min(self.max_model_len - prompt_len, self.max_cache_tokens - prompt_len + 1)
+        shared = prompt_len // self.block_size
+        blocks = shared + (self.num_blocks - shared) // beams
+        return min(self.max_model_len - prompt_len, blocks * self.block_size - prompt_len + 1)
 
-    def holds(self, prompt_len: int, max_tokens: int) -> bool:
+    def holds(self, prompt_len: int, max_tokens: int, beams: int = 1) -> bool:
         """Whether such a prompt and all of its answer fit."""
         return (
             prompt_len <= self.max_cache_tokens
             and prompt_len < self.max_model_len
-            and max_tokens <= self.room_for_output(prompt_len)
+            and beams <= self.max_num_seqs
+            and max_tokens <= self.room_for_output(prompt_len, beams)
         )
 
 
@@ -70,14 +73,15 @@ class KnownLimits:
         """A worker will not come back; returns whether that changes what a request may hope for."""
         return self._set({n: limits for n, limits in self._by_name.items() if n != name})
 
-    def widest(self, prompt_len: int) -> WorkerLimits | None:
+    def widest(self, prompt_len: int, beams: int = 1) -> WorkerLimits | None:
         """The limits that leave most room for an answer to such a prompt; ``None`` while no worker is
         known.
         """
         kinds = self._kinds
         if len(kinds) == 1:
             return kinds[0]
-        return max(kinds, key=lambda limits: limits.room_for_output(prompt_len), default=None)
+        fitting = [limits for limits in kinds if beams <= limits.max_num_seqs] or kinds
+        return max(fitting, key=lambda limits: limits.room_for_output(prompt_len, beams), default=None)
 
     def _set(self, by_name: dict[str, WorkerLimits]) -> bool:
         before = set(self._kinds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hundredfold_scheduler.core.beam_group import PlannedBranch
 from hundredfold_scheduler.core.newcomers import Newcomers, Terms
 from hundredfold_scheduler.core.pacing import PromptShare, StartPace
 from hundredfold_scheduler.core.preemption import Preemption
@@ -33,6 +34,9 @@ class Planner:
         self._num_samples: list[int] = []
         self._grown: list[Sequence] = []
         self._new: list[Sequence] = []
+        self._branches: list[PlannedBranch] = []
+        self._restarted: list[Sequence] = []
+        """Beams that begin in this plan beside those of their group that have begun."""
         self._short_of_memory = False
         """A running sequence had to wait or to give way in this plan."""
 
@@ -41,7 +45,10 @@ class Planner:
         self._step = worker.planned + 1
         self._rows, self._num_tokens, self._num_samples = [], [], []
         self._grown, self._new = [], []
+        self._branches, self._restarted = [], []
         self._short_of_memory = False
+        if worker.beams:
+            self._plan_beams(worker)
         prefills = self._plan_decodes(worker)
         num_decodes = len(self._rows)
         self._budget = self._share.tokens(worker, num_decodes)
@@ -55,7 +62,8 @@ class Planner:
         if not self._short_of_memory:
             self._give_back(num_decodes, worker)
         worker.backlog = sum(max(0, self._left(sequence)) for sequence in (*prefills, *self._new))
-        if not self._rows and (worker.in_flight or not worker.slots.any_to_release):
+        told = self._rows or self._branches or self._restarted
+        if not told and (worker.in_flight or not worker.slots.any_to_release):
             return None
         return self._write_down(worker, num_decodes, now)
 
@@ -64,6 +72,27 @@ class Planner:
         return self._newcomers.can_seat(worker) and self._pace.may_start(
             worker, waiting, num_decodes, self._step, now
         )
+
+    def _plan_beams(self, worker: Worker) -> None:
+        """Let groups go on as their searches have chosen, where there are blocks for it."""
+        for group in list(worker.beams.values()):
+            needed = group.blocks_to_branch(worker.cache.block_size)
+            if group.chosen and self._free_blocks(needed, group.lead, worker):
+                self._branches += group.branch(worker.cache)
+            elif group.starting and group.lead.status is _RUNNING:
+                self._restarted += group.start(worker.cache)
+
+    def _free_blocks(self, needed: int, wanting: Sequence, worker: Worker) -> bool:
+        """Have so many blocks available, if need be at others' cost; false when ``wanting`` has to wait."""
+        if wanting.status is not _RUNNING:
+            return False
+        while worker.cache.pool.num_available < needed:
+            self._short_of_memory = True
+            victim = self._preemption.next_victim(wanting, worker)
+            if victim is None:
+                return False
+            self._preemption.preempt(victim, worker)
+        return True
 
     def _plan_decodes(self, worker: Worker) -> list[Sequence]:
         """Plan every running sequence that has one token to compute; returns those that have more.
@@ -161,6 +190,8 @@ class Planner:
         self._num_tokens = [self._num_tokens[row] for row in kept]
         self._num_samples = [self._num_samples[row] for row in kept]
         self._grown = [sequence for sequence in self._grown if sequence.status is _RUNNING]
+        self._restarted = [sequence for sequence in self._restarted if sequence.status is _RUNNING]
+        self._branches = [planned for planned in self._branches if planned.sequence.status is _RUNNING]
 
     def _admit(self, prefills: list[Sequence], worker: Worker, now: float) -> None:
         """Seat waiting sequences in their order while seats, budget and memory last. Beside prompts under way
@@ -203,12 +234,19 @@ class Planner:
         plan = StepPlan(
             self._step,
             released_slots=worker.slots.take_released(),
-            new_sequences=[_introduce(sequence) for sequence in self._new],
+            new_sequences=[_introduce(sequence) for sequence in (*self._restarted, *self._new)],
             slots=[sequence.slot for sequence in self._rows],
             num_tokens=self._num_tokens,
         )
+        for planned in self._branches:
+            plan.branches.append(planned.branch)
+            planned.sequence.introduced = True
+            if planned.copy is not None:
+                plan.copies.append(planned.copy)
         for sequence in self._grown:
             blocks = sequence.blocks[sequence.told_blocks :]
+            if not blocks:
+                continue  # they were told when it was introduced
             plan.grown_slots.append(sequence.slot)
             plan.grown_counts.append(len(blocks))
             plan.grown_block_ids.extend(blocks)
@@ -221,8 +259,9 @@ class Planner:
 
 def _introduce(sequence: Sequence) -> NewSequence:
     """A sequence that was admitted in this plan, as the worker meets it."""
-    submission = sequence.request.submission
+    submission, beams = sequence.request.submission, sequence.beams
     sequence.told_blocks = len(sequence.blocks)
+    sequence.introduced = True
     return NewSequence(
         slot=sequence.slot,
         sequence_id=sequence.number,
@@ -235,4 +274,5 @@ def _introduce(sequence: Sequence) -> NewSequence:
         prompt_is_scored=sequence.scored_to >= sequence.prompt_len,
         choice_index=sequence.choice_index,
         traceparent=sequence.request.traceparent,
+        num_candidates=0 if beams is None else beams.search.num_candidates,
     )

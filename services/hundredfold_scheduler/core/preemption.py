@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from hundredfold_scheduler.core.beam_group import BeamGroup
 from hundredfold_scheduler.core.ending import Ending
 from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.policy import VictimChoice
 from hundredfold_scheduler.core.request import Sequence, Status
+from hundredfold_scheduler.core.siblings import hold
 from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.worker import Worker
 
@@ -25,18 +29,24 @@ class Preemption:
         Whoever the policy spares longest never waits, and fits the cache alone: so some sequence always goes
         on.
         """
-        victim = self._victims.choose(worker.running.values(), wanting)
+        running: Iterable[Sequence] = worker.running.values()
+        if wanting.beams is not None:  # beams do not take memory from each other
+            running = [one for one in running if one is wanting or one.beams is not wanting.beams]
+        victim = self._victims.choose(running, wanting)
         return None if victim is wanting else victim
 
     def preempt(self, sequence: Sequence, worker: Worker) -> None:
-        """Take a running sequence's slot and blocks. Steps in flight that name it still count; it is queued
-        again, before those that never ran, when the last of their results is in.
+        """Take a running sequence's slot and blocks, and those of all beams with it. Steps in flight that
+        name it still count; it is queued again, before those that never ran, when the last of their results
+        is in.
         """
         state = self._state
+        if sequence.beams is not None:
+            sequence = self._unseat_beams(sequence.beams, worker)
         self._observer.preempted(sequence, sequence.computed, worker.cache.pool.num_available)
         self._ending.unseat(sequence, worker)
         sequence.started = True
-        sequence.request.preemptions += 1
+        sequence.preemptions += 1
         state.totals.preemptions += 1
         # A row that it has in the plan that is being made, it loses again.
         sequence.last_step = min(sequence.last_step, worker.planned)
@@ -46,11 +56,27 @@ class Preemption:
         else:
             requeue(state, sequence)
 
+    def _unseat_beams(self, group: BeamGroup, worker: Worker) -> Sequence:
+        """Take the seats of all but the first, which is returned and stands for all."""
+        lead = group.lead
+        for member in group.members[1:]:
+            self._ending.unseat(member, worker)
+            member.started = True
+            member.worker = None
+            hold(self._state, member)
+            lead.last_step = max(lead.last_step, member.last_step)
+        return lead
+
 
 def requeue(state: State, sequence: Sequence) -> None:
-    """Put a sequence that no worker holds any more, and no step in flight names, back into the queue."""
+    """Put a sequence that no worker holds any more, and no step in flight names, back into the queue; with it
+    all beams, if it stands for them.
+    """
     sequence.high_water = max(sequence.high_water, sequence.computed)
+    if sequence.beams is not None:
+        sequence.beams.restart()
     sequence.reset()
+    sequence.introduced = False
     sequence.worker = None
     sequence.started = True
     sequence.status = Status.WAITING

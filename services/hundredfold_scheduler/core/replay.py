@@ -10,7 +10,8 @@ from hundredfold_scheduler.core.intake import never_fits
 from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.preemption import requeue
-from hundredfold_scheduler.core.request import MAX_DEATHS, Request
+from hundredfold_scheduler.core.request import MAX_DEATHS, Request, Sequence, Status
+from hundredfold_scheduler.core.siblings import follow, hold
 from hundredfold_scheduler.core.slots import Slots
 from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.worker import Worker
@@ -48,19 +49,26 @@ class Replay:
         """Hold a waiting request against what the known workers can do: cut its output to what can be, and
         end it now if it can never run or, resumed, has nothing left to do.
         """
-        sequence = request.sequence
-        prompt = request.submission.prompt
-        limits = self._state.known.widest(len(prompt))
+        submission, group = request.submission, request.beams
+        length, beams = len(submission.prompt), 1 if group is None else len(group.members)
+        limits = self._state.known.widest(length, beams)
         if limits is None:
             return
-        misfit = never_fits(prompt, sequence.num_output, limits)
+        still = [s for s in request.sequences.values() if s.status in (Status.WAITING, Status.HELD)]
+        longest = max((sequence.num_output for sequence in still), default=0)
+        misfit = never_fits(submission.prompt, longest, limits, beams)
         if misfit is not None:
             self._ending.fail(request, misfit, now)
             return
-        sequence.set_max_tokens(min(request.submission.max_tokens, limits.room_for_output(len(prompt))))
-        ended = sequence.ended_already()
-        if ended is not None:
-            self._ending.finish(request, *ended, now)
+        max_tokens = min(submission.max_tokens, limits.room_for_output(length, beams))
+        if group is not None:
+            group.set_max_tokens(max_tokens)
+            return
+        for sequence in still:
+            sequence.set_max_tokens(max_tokens)
+            ended = sequence.ended_already()
+            if ended is not None:
+                self._ending.finish(sequence, *ended, now)
 
     def lose(self, worker: Worker, now: float) -> None:
         """The worker is gone. What ran there goes to the front of the queue with its outputs kept, or ends if
@@ -73,8 +81,13 @@ class Replay:
         del state.workers[worker.name]
         state.totals.worker_losses += not worker.leaving
         for sequence in ran:
+            sequence.started = True
+            if sequence.beams is not None and sequence is not sequence.beams.lead:
+                sequence.worker = None
+                hold(state, sequence)
+                continue
             sequence.deaths += not worker.leaving
-            requeue(state, sequence)
+            self._put_back(sequence)
             if sequence.deaths >= MAX_DEATHS:
                 message = f"the request was running when a worker failed, {MAX_DEATHS} times"
                 self._ending.fail(sequence.request, Failure(Code.INTERNAL, message), now)
@@ -82,6 +95,19 @@ class Replay:
                 state.totals.replays += 1
                 self._observer.replayed(sequence)
 
+    def _put_back(self, sequence: Sequence) -> None:
+        """Queue it again, or let it wait for another of its request that computes the same prompt before."""
+        request = sequence.request
+        requeue(self._state, sequence)
+        lead = request.lead
+        if sequence.beams is not None or sequence is lead:
+            return
+        if lead.status is Status.WAITING:
+            self._state.waiting.remove(sequence)
+            follow(self._state, lead, sequence)
+        elif lead.status is Status.DONE:
+            request.lead = sequence
+
     def _settle_waiting(self, now: float) -> None:
-        for sequence in self._state.waiting.items():
-            self.settle(sequence.request, now)
+        for request in list(self._state.requests.values()):
+            self.settle(request, now)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hundredfold_scheduler.core.beam_group import BeamGroup
+from hundredfold_scheduler.core.beam_search import BeamTerms
 from hundredfold_scheduler.core.lazy_heap import Entry
 from hundredfold_scheduler.core.outbox import Account, Outbox
 from hundredfold_scheduler.core.step import EndReason
@@ -36,9 +38,14 @@ class Submission:
     params: object
     """How to sample; handed to the worker as it is."""
     stop_token_ids: frozenset[int] = frozenset()
-    prior: array[int] = field(default_factory=lambda: array("I"))
-    """Output ids that were delivered already."""
-    prior_finished: bool = False
+    n: int = 1
+    """Choices."""
+    priors: Mapping[int, array[int]] = field(default_factory=dict)
+    """Output ids that were delivered already, by choice."""
+    finished: frozenset[int] = frozenset()
+    """Choices that have ended already."""
+    beams: BeamTerms | None = None
+    """The search whose ``n`` best beams are the choices; ``None`` samples."""
     priority: int = 0
     """Higher runs first."""
     tenant: str = ""
@@ -55,6 +62,11 @@ class Submission:
     unsupported: str = ""
     """Name of a field whose feature is not there yet; empty for none."""
 
+    @property
+    def num_seats(self) -> int:
+        """Sequences that it makes."""
+        return self.n - len(self.finished) if self.beams is None else self.beams.width
+
 
 @enum.unique
 class Status(enum.IntEnum):
@@ -68,6 +80,8 @@ class Status(enum.IntEnum):
     """Preempted while a step that names it is in flight; queued again when that result is in."""
     DONE = 3
     """Ended, failed or cancelled. Results that still name it are ignored."""
+    HELD = 4
+    """Waits for another sequence of its request: to share its prompt or, a beam, to be seated with it."""
 
 
 class Attachment:
@@ -89,11 +103,12 @@ class Request:
     __slots__ = (
         "arrival",
         "attachment",
-        "cached_tokens",
+        "beams",
         "deadline",
-        "first_step_at",
-        "preemptions",
-        "sequence",
+        "followers",
+        "lead",
+        "num_output",
+        "sequences",
         "submission",
         "traceparent",
     )
@@ -105,29 +120,27 @@ class Request:
         self.traceparent = submission.traceparent
         """What the worker's spans belong to; an observer may put a span of this service between."""
         self.deadline: Entry[Request] | None = None
-        self.cached_tokens = 0
-        self.preemptions = 0
-        self.first_step_at = 0.0
-        """0 until a step worked on it."""
-        self.sequence = Sequence(self, number)
+        self.num_output = 0
+        """Output tokens of its choices that have ended."""
+        beams = submission.beams
+        indexes = range(submission.n) if beams is None else range(beams.width)
+        live = [index for index in indexes if beams is not None or index not in submission.finished]
+        self.sequences = {index: Sequence(self, number + place, index) for place, index in enumerate(live)}
+        """Those that have not ended, by choice; of a beam search the beams."""
+        self.lead = self.sequences[live[0]]
+        """The one that computes the prompt, and tells its scores."""
+        for sequence in list(self.sequences.values())[1:]:
+            sequence.scored_to = sequence.prompt_len
+        self.followers: list[Sequence] = []
+        """Those that are held until it has."""
+        self.beams: BeamGroup | None = None
+        if beams is not None:
+            self.beams = BeamGroup(beams, submission.stop_token_ids, list(self.sequences.values()))
 
     @property
     def request_id(self) -> str:
         """The public id."""
         return self.submission.request_id
-
-    def account(self, now: float) -> Account:
-        """What it took until now."""
-        first_step = self.first_step_at or now
-        first_token = self.sequence.first_token_at or now
-        last_token = self.sequence.last_token_at or first_token
-        return Account(
-            cached_tokens=self.cached_tokens,
-            queue_us=max(0, round((first_step - self.arrival) * 1e6)),
-            prefill_us=max(0, round((first_token - first_step) * 1e6)),
-            decode_us=max(0, round((last_token - first_token) * 1e6)),
-            preemptions=self.preemptions,
-        )
 
 
 class Sequence:
@@ -140,25 +153,31 @@ class Sequence:
 
     __slots__ = (
         "account",
+        "beams",
         "blocks",
         "bypassed",
+        "cached_tokens",
         "capacity",
         "choice_index",
         "computed",
         "deaths",
         "end_total",
+        "first_step_at",
         "first_token_at",
         "hashes",
         "high_water",
+        "introduced",
         "known",
         "last_needed",
         "last_step",
         "last_token_at",
+        "leads",
         "level",
         "max_tokens",
         "next_full",
         "number",
         "outbox",
+        "preemptions",
         "promised",
         "prompt_len",
         "queue_entry",
@@ -175,15 +194,20 @@ class Sequence:
         "worker",
     )
 
-    def __init__(self, request: Request, number: int) -> None:
+    def __init__(self, request: Request, number: int, choice_index: int) -> None:
         submission = request.submission
         self.request = request
         self.number = number
         """Unique in this process; order of submission."""
-        self.choice_index = 0
+        self.choice_index = choice_index
+        self.beams: BeamGroup | None = None
+        """The group that it is a beam of."""
+        self.leads = False
+        """Whether others of its request wait for its first token."""
         self.stream_id = submission.stream_id
         self.outbox = request.attachment.outbox
-        self.tokens = submission.prompt + submission.prior
+        prior = array("I") if submission.beams is not None else submission.priors.get(choice_index)
+        self.tokens = submission.prompt + (prior or array("I"))
         """Prompt and output ids."""
         self.prompt_len = len(submission.prompt)
         self.total = len(self.tokens)
@@ -196,7 +220,7 @@ class Sequence:
 
         self.status = Status.WAITING
         self.queue_entry: Entry[Sequence] | None = None
-        self.started = bool(submission.prior)
+        self.started = bool(prior)
         """Has been worked on before; such sequences are admitted first."""
         self.account: Served | None = None
         """Where its tokens are counted, from its first seat on."""
@@ -210,6 +234,10 @@ class Sequence:
         """Most tokens ever computed; below it, computing again is waste."""
         self.scored_to = 0
         """Position up to which scores were delivered."""
+        self.cached_tokens = 0
+        self.preemptions = 0
+        self.first_step_at = 0.0
+        """0 until a step worked on it."""
         self.first_token_at = 0.0
         """0 until there is one."""
         self.last_token_at = 0.0
@@ -219,6 +247,8 @@ class Sequence:
         self.worker: Worker | None = None
         """Which worker it is running or parked on."""
         self.slot = -1
+        self.introduced = False
+        """Whether its worker knows of it, as of the last plan."""
         self.reset()
 
     def reset(self) -> None:
@@ -245,6 +275,34 @@ class Sequence:
         self.max_tokens = max_tokens
         self.end_total = self.prompt_len + max_tokens
         self.last_needed = max(self.prompt_len, self.end_total - 1)
+
+    def become(self, tokens: array[int]) -> None:
+        """Go on as a beam with these ids, of which nothing is computed; with none, rest."""
+        self.tokens = tokens[:]
+        self.total = self.last_needed = len(tokens)
+        self.hashes = {}
+        last_step = self.last_step
+        self.reset()
+        self.last_step = last_step
+
+    def extend(self, token_id: int) -> None:
+        """Go on as a beam with one more id."""
+        self.tokens.append(token_id)
+        self.total += 1
+        self.known = self.last_needed = self.total
+
+    def taken(self, now: float) -> Account:
+        """What it took until now."""
+        first_step = self.first_step_at or now
+        first_token = self.first_token_at or now
+        last_token = self.last_token_at or first_token
+        return Account(
+            cached_tokens=self.cached_tokens,
+            queue_us=max(0, round((first_step - self.request.arrival) * 1e6)),
+            prefill_us=max(0, round((first_token - first_step) * 1e6)),
+            decode_us=max(0, round((last_token - first_token) * 1e6)),
+            preemptions=self.preemptions,
+        )
 
     @property
     def num_output(self) -> int:

@@ -28,6 +28,7 @@ from hundredfold_scheduler.core.preemption import Preemption
 from hundredfold_scheduler.core.replay import Replay
 from hundredfold_scheduler.core.request import Attachment, Request, Submission
 from hundredfold_scheduler.core.routing import LeastWork, Router
+from hundredfold_scheduler.core.siblings import enqueue
 from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.step import EndReason, StepPlan, StepResult
 from hundredfold_scheduler.core.waiting import WaitingQueue
@@ -117,16 +118,16 @@ class Scheduler:
             attachment.outbox.add_failed(submission.stream_id, refusal.failure)
             self._observer.rejected(refusal.reason, refusal.failure)
             return None
-        state.submitted += 1
-        request = Request(submission, attachment, state.submitted, now)
+        request = Request(submission, attachment, state.submitted + 1, now)
+        state.submitted += submission.num_seats
         state.requests[submission.request_id] = request
         attachment.requests[submission.stream_id] = request
         if submission.deadline_s is not None:
             request.deadline = state.deadlines.push(now + submission.deadline_s, request)
-        state.waiting.push(request.sequence)
-        self._fair_room.saw(request.sequence, now)
+        enqueue(state, request)
+        self._fair_room.saw(request.lead, now)
         state.totals.requests += 1
-        state.totals.prompt_tokens += request.sequence.prompt_len
+        state.totals.prompt_tokens += request.lead.prompt_len
         self._observer.submitted(request)
         self._replay.settle(request, now)
         return request
@@ -144,10 +145,11 @@ class Scheduler:
         more.
         """
         request = attachment.requests.get(stream_id)
-        if request is None or index != request.sequence.choice_index:
+        sequence = request.sequences.get(index) if request is not None else None
+        if sequence is None or sequence.beams is not None:
             return
-        attachment.outbox.truncate(stream_id, kept_tokens)
-        self._ending.finish(request, EndReason.STOP, None, now)
+        attachment.outbox.truncate(stream_id, index, kept_tokens)
+        self._ending.finish(sequence, EndReason.STOP, None, now)
 
     def connect(self, name: str, limits: WorkerLimits, now: float) -> Worker:
         """A worker with an empty cache is there. ``name`` is the same whenever it comes back."""

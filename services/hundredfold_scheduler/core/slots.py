@@ -25,9 +25,14 @@ class Slots:
         """A free slot. The caller has seen that there is one."""
         return self._free.pop()
 
-    def give_back(self, slot: int) -> None:
-        """The slot's sequence is in no later plan."""
+    def give_back(self, slot: int, *, introduced: bool) -> None:
+        """The slot's sequence is in no later plan; ``introduced`` says whether the worker knows of it."""
         self._free.append(slot)
+        if introduced:
+            self._released.append(slot)
+
+    def clear(self, slot: int) -> None:
+        """The worker is to forget the slot's sequence; the seat stays taken."""
         self._released.append(slot)
 
     def take_released(self) -> list[int]:

@@ -49,6 +49,8 @@ class State:
     known: KnownLimits = field(default_factory=KnownLimits)
     """What a request may hope for: limits of connected workers and of those that may come back."""
     totals: Totals = field(default_factory=Totals)
+    num_held: int = 0
+    """Sequences that never ran and wait for another of their request."""
     finish_rate: FinishRate = field(default_factory=FinishRate)
     submitted: int = 0
     """Sequences numbered so far."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from hundredfold_scheduler.core.beam_group import BeamGroup
 from hundredfold_scheduler.core.cache import Cache
 from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_scheduler.core.request import Sequence
@@ -37,6 +38,8 @@ class Worker:
     slots: Slots
     running: dict[int, Sequence] = field(default_factory=dict)
     """Sequences seated here by number, in the order of admission."""
+    beams: dict[int, BeamGroup] = field(default_factory=dict)
+    """Groups seated here, by the number of their first member."""
     parked: dict[int, Sequence] = field(default_factory=dict)
     """Preempted ones whose last result is not in."""
     in_flight: deque[InFlight] = field(default_factory=deque)
@@ -67,7 +70,7 @@ class Worker:
     @property
     def runs_solo(self) -> bool:
         """Whether a sequence is here that has to be alone."""
-        return len(self.running) == 1 and next(iter(self.running.values())).solo
+        return bool(self.running) and next(iter(self.running.values())).solo
 
     def is_late(self, now: float, patience_s: float) -> bool:
         """Whether a result has been due for longer than ``patience_s``."""

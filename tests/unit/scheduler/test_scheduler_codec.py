@@ -10,10 +10,19 @@ from pydantic import ValidationError
 
 from hundredfold.internal.v1 import scheduler_pb2, sequence_pb2, worker_pb2
 from hundredfold_scheduler.codec import outputs_message, plan_message, result_of, submission_of
+from hundredfold_scheduler.core.beam_search import BeamTerms
 from hundredfold_scheduler.core.failures import Code, Failure, WorkerProtocolError
 from hundredfold_scheduler.core.integrity import IntegrityError
 from hundredfold_scheduler.core.outbox import Account, FinishedChoice, OutputBatch
-from hundredfold_scheduler.core.step import EndReason, NewSequence, Scores, StepPlan
+from hundredfold_scheduler.core.step import (
+    Branch,
+    Candidates,
+    EndReason,
+    NewSequence,
+    RowCandidates,
+    Scores,
+    StepPlan,
+)
 from hundredfold_scheduler.readiness import Readiness
 from hundredfold_scheduler.settings import SchedulerSettings
 from hundredfold_scheduler.worker_limits import WorkerRefused, limits_in_force
@@ -32,7 +41,7 @@ def test_submission() -> None:
         submit(prior=prior, priority=-3, cache_salt=b"s", deadline_ms=1500, age_us=2_000_000, tenant="t")
     )
     assert (read.stream_id, read.request_id, read.max_tokens, read.priority) == (5, "r", 9, -3)
-    assert (read.prompt, read.prior) == (array("I", [1, 2, 3]), array("I", [7, 8]))
+    assert (read.prompt, read.priors) == (array("I", [1, 2, 3]), {0: array("I", [7, 8])})
     assert (read.deadline_s, read.age_s, read.cache_salt) == (1.5, 2.0, b"s")
     assert read.stop_token_ids == {2}
     assert read.unsupported == ""
@@ -42,13 +51,8 @@ def test_submission() -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"n": 2}, "n"),
-        ({"beam_width": 4}, "beam_width"),
-        ({"length_penalty": 0.5}, "length_penalty"),
-        ({"early_stopping": True}, "early_stopping"),
         ({"params": sequence_pb2.SequenceParams(adapter_id="a")}, "adapter_id"),
         ({"params": sequence_pb2.SequenceParams(grammar_id="g")}, "grammar"),
-        ({"prior": [scheduler_pb2.PriorOutput(index=1)]}, "n"),
     ],
 )
 def test_what_comes_later_is_refused_by_name(fields: dict[str, object], named: str) -> None:
@@ -59,6 +63,19 @@ def test_what_comes_later_is_refused_by_name(fields: dict[str, object], named: s
     assert received.failure is not None
     assert received.failure.code == Code.UNIMPLEMENTED
     assert received.failure.field == named
+
+
+def test_choices_and_beams() -> None:
+    prior = [
+        scheduler_pb2.PriorOutput(index=2, token_ids=[7]),
+        scheduler_pb2.PriorOutput(index=0, finished=True),
+    ]
+    read = submission_of(submit(n=3, prior=prior))
+    assert (read.n, read.priors, read.finished) == (3, {2: array("I", [7])}, frozenset({0}))
+    assert (read.beams, read.num_seats) == (None, 2)
+    beams = submission_of(submit(n=2, beam_width=4, length_penalty=0.5, early_stopping=True))
+    assert beams.beams == BeamTerms(4, 0.5, early_stopping=True)
+    assert beams.num_seats == 4
 
 
 def test_a_submission_does_not_keep_its_message() -> None:
@@ -82,12 +99,29 @@ def test_plan() -> None:
         prompt_is_scored=True,
         choice_index=0,
         traceparent="tp",
+        num_candidates=9,
     )
-    plan = StepPlan(2, [1], [new], [4], [2], [11, 12], [3, 4], [2, 1])
+    plan = StepPlan(
+        step=2,
+        released_slots=[1],
+        new_sequences=[new],
+        branches=[Branch(3, 4, 7, 2, [13])],
+        grown_slots=[4],
+        grown_counts=[2],
+        grown_block_ids=[11, 12],
+        copies=[(12, 13)],
+        slots=[3, 4],
+        num_tokens=[2, 1],
+    )
     message = plan_message(plan).plan
     assert (message.step, list(message.released_slots), list(message.slots)) == (2, [1], [3, 4])
     assert (list(message.grown_slots), list(message.grown_counts)) == ([4], [2])
     assert list(message.grown_block_ids) == [11, 12]
+    assert message.branches[0] == worker_pb2.Branch(
+        slot=3, source_slot=4, token_id=7, kept_blocks=2, block_ids=[13]
+    )
+    assert message.copies[0] == worker_pb2.BlockCopy(source=12, destination=13)
+    assert message.new_sequences[0].num_candidates == 9
     (sent,) = message.new_sequences
     assert (list(sent.prompt_token_ids), list(sent.output_token_ids)) == ([1, 2], [5])
     assert (sent.params.max_tokens, sent.params.temperature) == (6, 0.5)
@@ -97,13 +131,20 @@ def test_plan() -> None:
 def test_a_decode_step_of_256_is_small() -> None:
     """A plan of 256 decoding sequences, a sixteenth of them growing, and its result: each under 10 kB."""
     rows = list(range(256))
-    plan = StepPlan(10**6, [], [], rows[:16], [1] * 16, [60_000] * 16, rows, [1] * 256)
+    plan = StepPlan(
+        step=10**6,
+        grown_slots=rows[:16],
+        grown_counts=[1] * 16,
+        grown_block_ids=[60_000] * 16,
+        slots=rows,
+        num_tokens=[1] * 256,
+    )
     assert plan_message(plan).ByteSize() < 10_000
     result = worker_pb2.StepResult(
         step=10**6, num_computed_tokens=[5000] * 256, num_output_tokens=[1] * 256, token_ids=[49_000] * 256
     )
     assert result.ByteSize() < 10_000
-    batch = OutputBatch([10**6] * 256, [5000] * 256, [1] * 256, [49_000] * 256)
+    batch = OutputBatch([10**6] * 256, [0] * 256, [5000] * 256, [1] * 256, [49_000] * 256)
     assert outputs_message(batch).ByteSize() < 10_000
 
 
@@ -117,11 +158,13 @@ def test_result() -> None:
         position=4, logprobs=[-1.0], ranks=[2], width=1, top_token_ids=[7], top_logprobs=[-0.5]
     )
     message.scores.add(row=0, scores=scores)
+    message.candidates.add(row=1, token_ids=[5, 6], logprobs=[-0.5, -1.0])
     result = result_of(message)
     assert (result.step, result.token_ids, result.step_us) == (3, [9], 10)
     assert (result.ends[0].reason, result.ends[0].stop_token_id) == (EndReason.STOP, 0)
     assert (result.failures[0].code, result.failures[0].field) == (13, "f")
     assert result.scores[0].scores == Scores(4, [-1.0], [2], 1, [7], [-0.5])
+    assert result.candidates == [RowCandidates(1, Candidates([5, 6], [-0.5, -1.0]))]
 
 
 def test_results_without_meaning_are_refused() -> None:
@@ -131,7 +174,11 @@ def test_results_without_meaning_are_refused() -> None:
     ok_failure.failures.add(row=0)
     ragged = worker_pb2.StepResult()
     ragged.scores.add(row=0, scores=sequence_pb2.Scores(logprobs=[-1.0]))
-    for message in (unknown_reason, ok_failure, ragged):
+    no_candidates = worker_pb2.StepResult()
+    no_candidates.candidates.add(row=0)
+    no_number = worker_pb2.StepResult()
+    no_number.candidates.add(row=0, token_ids=[1], logprobs=[float("nan")])
+    for message in (unknown_reason, ok_failure, ragged, no_candidates, no_number):
         with pytest.raises(WorkerProtocolError):
             result_of(message)
 
@@ -139,16 +186,21 @@ def test_results_without_meaning_are_refused() -> None:
 def test_outputs() -> None:
     account = Account(cached_tokens=1, queue_us=2, prefill_us=3, decode_us=4, preemptions=5)
     batch = OutputBatch(
-        [1],
-        [2],
-        [1],
-        [9],
-        [(1, Scores(0, [-1.0], [1], 0, [], []))],
-        [FinishedChoice(1, 0, EndReason.LENGTH, None, account)],
+        [1, 1],
+        [0, 3],
+        [2, 0],
+        [1, 1],
+        [9, 8],
+        [(1, 3, Scores(0, [-1.0], [1], 0, [], []))],
+        [FinishedChoice(1, 3, EndReason.LENGTH, None, account, beam_score=-0.5)],
         [(2, Failure(Code.RESOURCE_EXHAUSTED, "full", retry_after_ms=250))],
     )
     outputs = outputs_message(batch).outputs
-    assert (list(outputs.stream_ids), list(outputs.indexes), list(outputs.token_ids)) == ([1], [], [9])
+    assert (list(outputs.stream_ids), list(outputs.indexes)) == ([1, 1], [0, 3])
+    assert list(outputs.token_ids) == [9, 8]
+    assert (outputs.scores[0].index, outputs.finished[0].index) == (3, 3)
+    assert outputs.finished[0].beam_score == -0.5
+    assert not outputs_message(OutputBatch([1], [0], [2], [1], [9])).outputs.indexes
     assert outputs.finished[0].reason == sequence_pb2.END_REASON_LENGTH
     assert not outputs.finished[0].HasField("stop_token_id")
     assert outputs.finished[0].account.preemptions == 5

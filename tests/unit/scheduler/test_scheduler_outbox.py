@@ -15,6 +15,7 @@ from support.scheduler_harness import Harness
 
 def add(outbox: Outbox, stream_id: int, offset: int, ids: list[int]) -> None:
     outbox.fresh.stream_ids.append(stream_id)
+    outbox.fresh.indexes.append(0)
     outbox.fresh.offsets.append(offset)
     outbox.fresh.counts.append(len(ids))
     outbox.fresh.token_ids.extend(ids)
@@ -56,11 +57,11 @@ def test_bytes_are_counted_whatever_happens() -> None:
                 have[stream_id] += count
         elif action < 0.7:
             stream_id = rng.randrange(6)
-            outbox.truncate(stream_id, max(0, have[stream_id] - rng.randrange(3)))
+            outbox.truncate(stream_id, 0, max(0, have[stream_id] - rng.randrange(3)))
             have[stream_id] = 0
             outbox.forget(stream_id)
         elif action < 0.8:
-            outbox.add_scores(rng.randrange(6), Scores(0, [0.0], [1], 0, [], []))
+            outbox.add_scores(rng.randrange(6), 0, Scores(0, [0.0], [1], 0, [], []))
         elif action < 0.9:
             outbox.forget(rng.randrange(6))
         else:
@@ -73,11 +74,11 @@ def test_bytes_are_counted_whatever_happens() -> None:
 def test_ids_beyond_what_counts_are_cut() -> None:
     outbox = Outbox()
     add(outbox, 1, 4, [1, 2, 3])
-    outbox.truncate(1, 5)
-    outbox.truncate(9, 0)
+    outbox.truncate(1, 0, 5)
+    outbox.truncate(9, 0, 0)
     assert rows(outbox) == {1: (4, [1])}
     add(outbox, 1, 4, [1])
-    outbox.truncate(1, 2)
+    outbox.truncate(1, 0, 2)
     assert rows(outbox) == {}
 
 
@@ -137,7 +138,7 @@ def test_scores_are_delivered_once() -> None:
     harness.start_worker()
     step(scores(1, 20))
     assert harness.plans == []
-    told = [part for _, part in harness.replica.outbox.drain().scores]
+    told = [part for _, _, part in harness.replica.outbox.drain().scores]
     assert [(part.position, part.end) for part in told] == [(1, 20), (20, 21)]
 
 
@@ -145,7 +146,7 @@ def test_a_failure_replaces_what_was_not_read() -> None:
     outbox = Outbox()
     for stream_id in (1, 2):
         add(outbox, stream_id, 0, [1, 2])
-        outbox.add_scores(stream_id, scores(0, 2))
+        outbox.add_scores(stream_id, 0, scores(0, 2))
         outbox.add_finished(
             FinishedChoice(stream_id, 0, EndReason.LENGTH, None, Account(0, 0, 0, 0, preemptions=0))
         )
@@ -154,7 +155,7 @@ def test_a_failure_replaces_what_was_not_read() -> None:
     assert 0 < outbox.nbytes < before
     batch = outbox.drain()
     assert batch.stream_ids == [2]
-    assert [stream_id for stream_id, _ in batch.scores] == [2]
+    assert [stream_id for stream_id, _, _ in batch.scores] == [2]
     assert [ended.stream_id for ended in batch.finished] == [2]
     assert batch.failed == [(1, Failure(Code.INTERNAL, "no"))]
 

@@ -147,7 +147,7 @@ def test_accepted_requests_are_let_in_beyond_the_bounds() -> None:
     harness.turn()
     harness.kill_worker()
     harness.start_worker()
-    resumed = harness.submit(50, [77] * 10, 12, prior=array("I", [5]))
+    resumed = harness.submit(50, [77] * 10, 12, priors={0: array("I", [5])})
     resumed.ids = [5]
     harness.run()
     assert all(r.finished is not None for r in accepted)

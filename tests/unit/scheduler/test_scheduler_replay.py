@@ -90,7 +90,7 @@ def test_a_resubmitted_request_goes_on(have: int) -> None:
     """After a restart of the scheduler the tokenizer says what it has; nothing of it is sent again."""
     harness = Harness()
     right = expected_output(prompt(0), 10, Script(), 1000)
-    received = harness.submit(0, prompt(0), 10, prior=array("I", right[:have]))
+    received = harness.submit(0, prompt(0), 10, priors={0: array("I", right[:have])})
     received.ids = right[:have]
     harness.run()
     assert received.ids == right
@@ -106,7 +106,7 @@ def test_a_resubmitted_request_whose_end_was_lost(
 ) -> None:
     """Only the news of the end is missing: it is told at once, and nothing is computed."""
     harness = Harness()
-    received = harness.submit(0, prompt(0), 10, prior=array("I", prior))
+    received = harness.submit(0, prompt(0), 10, priors={0: array("I", prior)})
     harness.run()
     assert received.finished is not None
     assert (received.finished.reason, received.finished.stop_token_id) == (reason, stop)

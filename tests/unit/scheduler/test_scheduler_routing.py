@@ -142,7 +142,7 @@ def test_the_end_of_a_worker_that_leaves_is_no_death() -> None:
         house.rigs["a"].seats.leaving = True
         house.turn()
         house.die("a")
-        assert all(r.sequence.deaths == 0 for r in house.scheduler.state.requests.values())
+        assert all(r.lead.deaths == 0 for r in house.scheduler.state.requests.values())
         house.join("a", ROOMY)
     totals = house.scheduler.state.totals
     assert totals.replays >= 4
@@ -166,9 +166,9 @@ def test_a_poisonous_request_is_told_from_its_neighbours_across_workers() -> Non
         house.turn()
         for name, rig in list(house.rigs.items()):
             request = house.scheduler.state.requests.get(f"request-{poison}")
-            if request is not None and request.sequence.worker is rig.seats and request.sequence.total > 30:
+            if request is not None and request.lead.worker is rig.seats and request.lead.total > 30:
                 if len(died) == 2:
-                    assert list(rig.seats.running.values()) == [request.sequence]
+                    assert list(rig.seats.running.values()) == [request.lead]
                     assert sum(len(r.seats.running) for r in house.rigs.values()) > 1
                 died.append(name)
                 house.die(name)
