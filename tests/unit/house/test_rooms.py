@@ -22,6 +22,9 @@ ROOMS = [
 ONE_SCREEN = 80
 """Lines. Tables count like text."""
 
+TUTORIALS = {"plugins": 400}
+"""Pages that lead through code, and their lines."""
+
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_room_has_a_readme_of_one_screen(room: str):
@@ -29,7 +32,8 @@ def test_room_has_a_readme_of_one_screen(room: str):
     assert readme.is_file(), f"{room} has no README.md"
     lines = readme.read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("# ")
-    assert len(lines) <= ONE_SCREEN, f"{room}/README.md has {len(lines)} lines, a screen is {ONE_SCREEN}"
+    most = TUTORIALS.get(room, ONE_SCREEN)
+    assert len(lines) <= most, f"{room}/README.md has {len(lines)} lines, the limit is {most}"
 
 
 def test_every_package_is_in_the_wheel():
