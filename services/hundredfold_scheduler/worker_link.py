@@ -163,19 +163,20 @@ class WorkerLink:
         """Ask the worker's process now and then whether it lives. A stopped one keeps its connection."""
         stub: Any = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service=_LIVENESS)
-        heard = time.monotonic()
+        silent_s = 0.0
         while True:
-            await asyncio.sleep(_PROBE_S)
+            began = time.monotonic()
             try:
                 answer = await stub.Check(request, timeout=_PROBE_S)
                 alive = answer.status == health_pb2.HealthCheckResponse.SERVING
             except grpc.aio.AioRpcError as error:
                 alive = error.code() not in _NO_ANSWER
-            if alive:
-                heard = time.monotonic()
+            # Counted in probes, not by the clock: a pause of our own is no silence of the worker's.
+            silent_s = 0.0 if alive else silent_s + _PROBE_S
             self._engine.worker_heard(stream, answers=alive)
-            if time.monotonic() - heard > self._silence_s:
+            if silent_s >= self._silence_s:
                 raise WorkerLost(f"the worker's process has not answered for {self._silence_s:g} s")
+            await asyncio.sleep(_PROBE_S - min(_PROBE_S, time.monotonic() - began))
 
     def _explain(self, reason: str, tell: Callable[..., None]) -> None:
         """Say why there is no worker, once per reason."""

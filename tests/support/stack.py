@@ -1,4 +1,4 @@
-"""Runs the three services as real processes on free ports, to be killed, stopped and restarted by tests."""
+"""Runs the services as real processes on free ports, to be killed, stopped and restarted by tests."""
 
 from __future__ import annotations
 
@@ -29,22 +29,43 @@ def free_port() -> int:
 
 @dataclass
 class Stack:
-    """Three services over one model. ``flags`` are per service, by setting name.
+    """The services over one model, several workers and tokenizers if wanted: the second is called worker-2.
+    ``flags`` are per service, by setting name, or for one of several by its own.
 
-    The worker computes on one thread unless they say otherwise: tests share the machine with other processes.
+    A worker computes on one thread unless they say otherwise: tests share the machine with other processes.
     """
 
     model: str
     directory: Path
     flags: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    ports: dict[str, int] = field(default_factory=lambda: {name: free_port() for name in SERVICES})
+    workers: int = 1
+    tokenizers: int = 1
+    ports: dict[str, int] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     python: Path | str = sys.executable
 
+    def __post_init__(self) -> None:
+        for name in self.names:
+            self.ports.setdefault(name, free_port())
+
+    @property
+    def names(self) -> list[str]:
+        """All of them, the workers first."""
+        counts = {"worker": self.workers, "scheduler": 1, "tokenizer": self.tokenizers}
+        return [
+            service if number == 1 else f"{service}-{number}"
+            for service in SERVICES
+            for number in range(1, counts[service] + 1)
+        ]
+
     @property
     def address(self) -> str:
-        """The door."""
-        return self.address_of("tokenizer")
+        """The door, or all of them, comma-separated."""
+        return self.addresses_of("tokenizer")
+
+    def addresses_of(self, service: str) -> str:
+        """Where all of one service listen, comma-separated."""
+        return ",".join(self.address_of(name) for name in self.names if name.split("-")[0] == service)
 
     def address_of(self, service: str) -> str:
         """Where a service listens."""
@@ -59,14 +80,17 @@ class Stack:
         """Start the named services, all when none is named."""
         neighbours: dict[str, dict[str, object]] = {
             "worker": {"num_threads": 1},
-            "scheduler": {"worker": self.address_of("worker")},
+            "scheduler": {"worker": self.addresses_of("worker")},
             "tokenizer": {"scheduler": self.address_of("scheduler")},
         }
         self.directory.mkdir(parents=True, exist_ok=True)
-        for name in services or SERVICES:
+        for name in services or self.names:
+            service = name.split("-")[0]
             options: dict[str, object] = {"listen": self.address_of(name), "model": self.model}
-            options |= neighbours[name] | dict(self.flags.get(name, {}))
-            command = [str(self.python), "-m", f"hundredfold_{name}"]
+            options |= (
+                neighbours[service] | dict(self.flags.get(service, {})) | dict(self.flags.get(name, {}))
+            )
+            command = [str(self.python), "-m", f"hundredfold_{service}"]
             for option, value in options.items():
                 command += [f"--{option.replace('_', '-')}", str(value)]
             log = open(self.directory / f"{name}.log", "ab")  # noqa: SIM115 (the child keeps it)
@@ -74,16 +98,16 @@ class Stack:
             log.close()
 
     def wait_ready(self, timeout_s: float = 120) -> None:
-        """Wait until the door answers SERVING; a service that ends first fails with its log."""
+        """Wait until all that were started answer SERVING; a service that ends first fails with its log."""
         deadline = time.monotonic() + timeout_s
         while True:
             for name, process in self.processes.items():
                 if process.poll() is not None:
                     raise RuntimeError(f"{name} ended with {process.returncode}:\n{self.log(name)[-4000:]}")
-            if self.is_serving("tokenizer"):
+            if all(self.is_serving(name) for name in self.processes):
                 return
             if time.monotonic() > deadline:
-                logs = "\n".join(f"--- {name}\n{self.log(name)[-2000:]}" for name in SERVICES)
+                logs = "\n".join(f"--- {name}\n{self.log(name)[-2000:]}" for name in self.names)
                 raise TimeoutError(f"not ready after {timeout_s} s\n{logs}")
             time.sleep(0.1)
 
@@ -122,6 +146,14 @@ class Stack:
         self.processes[service].wait()
         self.start(service)
 
+    def restart(self, service: str, timeout_s: float = 60) -> int:
+        """Let a service drain and start it again; the exit code of the first."""
+        process = self.processes[service]
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(timeout_s)
+        self.start(service)
+        return code
+
     def resident_bytes(self, service: str) -> int:
         """Anonymous resident memory of a service."""
         status = Path(f"/proc/{self.processes[service].pid}/status").read_text()
@@ -131,7 +163,7 @@ class Stack:
     def stop(self) -> dict[str, int]:
         """Drain all, the door first; exit codes by service."""
         codes = {}
-        for name in reversed(SERVICES):
+        for name in reversed(self.names):
             process = self.processes.pop(name, None)
             if process is None:
                 continue
