@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
-from hundredfold.plugin import API_VERSION, Activation, Elementwise, ElementwiseSpec, Reasons, Rotation
+from hundredfold.plugin import (
+    API_VERSION,
+    Activation,
+    Elementwise,
+    ElementwiseSpec,
+    Reasons,
+    RotaryStyle,
+    Rotation,
+)
 from hundredfold.plugin.registry import Registry
 from hundredfold.plugin.testing import NonConformance, check_elementwise
+from hundredfold_cpu.elementwise import CpuElementwise
+from hundredfold_cpu.library import Variant, variants
 
 INSTALLED = Registry("hundredfold.elementwise")
+FP32 = ElementwiseSpec(torch.device("cpu"), torch.float32, frozenset(Activation))
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +34,43 @@ def one_thread() -> None:
 @pytest.mark.parametrize("name", INSTALLED.names())
 def test_installed(name: str) -> None:
     assert check_elementwise(INSTALLED.get(name)).accepted == ["float32", "bfloat16"]
+
+
+@pytest.mark.parametrize("variant", variants(), ids=lambda variant: variant.isa)
+def test_every_instruction_set(variant: Variant) -> None:
+    check_elementwise(CpuElementwise(variant))
+
+
+def test_every_instruction_set_gives_the_same_bits() -> None:
+    x = torch.randn(5, 2 * 93, generator=torch.Generator().manual_seed(0)) * 5
+    weight = torch.rand(186)
+    rotation = Rotation(90, RotaryStyle.PAIRS, torch.rand(5, 45, 2))
+    found = []
+    for variant in variants():
+        operations = CpuElementwise(variant).bind(FP32)
+        turned = x.clone()
+        operations.rotate(turned.view(5, 2, 93), rotation)
+        gates = [operations.gated(x, activation) for activation in Activation]
+        found.append(torch.cat((operations.rms_norm(x, weight, 1e-5), turned, *gates), dim=1))
+    assert all(torch.equal(result, found[0]) for result in found)
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_every_gate_is_exact_to_some_units_in_the_last_place(activation: Activation) -> None:
+    gate = torch.linspace(-6, 87, 100_001)
+    pair = torch.cat((gate, torch.ones_like(gate)))[None]
+    got = CpuElementwise().bind(FP32).gated(pair, activation)[0].double()
+    exact = gate.double()
+    match activation:
+        case Activation.SILU:
+            wanted = exact * torch.sigmoid(exact)
+        case Activation.GELU:
+            wanted = exact * 0.5 * torch.erfc(-exact / math.sqrt(2))
+        case Activation.GELU_TANH:
+            wanted = exact * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (exact + 0.044715 * exact**3))
+    # where e^x of a large number is part of it, its rounding counts too
+    limit = 1e-6 if activation is Activation.SILU else 6e-6
+    assert float(((got - wanted).abs() / wanted.abs().clamp_min(1e-30)).max()) < limit
 
 
 class Wrong:

@@ -1,0 +1,185 @@
+"""The native attention: equal to the reference on odd shapes, and a query's bits its sequence's alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from hundredfold.plugin import AttentionBatch, AttentionSpec, Encoding, KVCacheSpec, LayerCache
+from hundredfold.plugin.testing import check_attention, reference_attention
+from hundredfold_cpu.attention import CpuAttention
+from hundredfold_cpu.library import Variant, variants
+
+CPU = torch.device("cpu")
+NUM_BLOCKS = 64
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_the_suite() -> None:
+    report = check_attention(CpuAttention())
+    assert all("int8" in c or "int4" in c or "fp8" in c for c in report.refused)
+
+
+class Paged:
+    """One sequence's keys and values, and a cache that was poisoned before them."""
+
+    def __init__(
+        self,
+        layer: AttentionSpec,
+        length: int,
+        *,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        encoding: Encoding = Encoding.FP32,
+        variant: Variant | None = None,
+    ) -> None:
+        self.backend = CpuAttention(variant)
+        self.layer, self.encoding, self.length = layer, encoding, length
+        self.spec = KVCacheSpec(1, layer.num_kv_heads, layer.head_dim, block_size, CPU, dtype)
+        self.random = torch.Generator().manual_seed(length)
+        self.q, self.k, self.v = self.draw(length)
+        self.table = torch.randperm(NUM_BLOCKS - 1, generator=self.random).to(torch.int32)
+        self.cache = self.fresh()
+
+    def draw(self, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Slices of one buffer, as the decoder passes them."""
+        heads, kv_heads = self.layer.num_heads, self.layer.num_kv_heads
+        shape = (tokens, heads + 2 * kv_heads, self.layer.head_dim)
+        joined = torch.randn(shape, generator=self.random).to(self.spec.dtype)
+        return joined[:, :heads], joined[:, heads : heads + kv_heads], joined[:, heads + kv_heads :]
+
+    def fresh(self) -> LayerCache:
+        cache = self.backend.allocate(self.spec, self.encoding, NUM_BLOCKS)
+        cache.keys.fill_(float("nan"))
+        cache.values.fill_(float("nan"))
+        return cache
+
+    def run(self, chunks: list[int], beside: int = 0) -> Tensor:
+        """All tokens' outputs, ``chunks`` at a time, with ``beside`` tokens of another sequence each time."""
+        self.cache = self.fresh()
+        size, done, found = self.spec.block_size, 0, []
+        for count in chunks:
+            positions = torch.arange(done, done + count)
+            batch = AttentionBatch(
+                query_lens=[count],
+                seq_lens=[done + count],
+                block_tables=self.table[None],
+                slot_mapping=self.table.long()[positions // size] * size + positions % size,
+                positions=positions,
+            )
+            parts = [part[done : done + count] for part in (self.q, self.k, self.v)]
+            if beside:
+                batch, parts = self.with_company(batch, parts, beside)
+            planned = self.backend.plan(batch, self.spec, self.encoding)
+            out = planned(self.layer, self.cache, *parts)
+            found.append(out[len(out) - count :])
+            done += count
+        return torch.cat(found)
+
+    def with_company(
+        self, batch: AttentionBatch, parts: list[Tensor], tokens: int
+    ) -> tuple[AttentionBatch, list[Tensor]]:
+        """Another sequence goes first; it lies at the end of the table, turned around."""
+        size = self.spec.block_size
+        table = self.table.flip(0)
+        positions = torch.arange(tokens)
+        joined = AttentionBatch(
+            query_lens=[tokens, *batch.query_lens],
+            seq_lens=[tokens, *batch.seq_lens],
+            block_tables=torch.cat((table[None], batch.block_tables)),
+            slot_mapping=torch.cat(
+                (table.long()[positions // size] * size + positions % size, batch.slot_mapping)
+            ),
+            positions=torch.cat((positions, batch.positions)),
+        )
+        return joined, [torch.cat(pair) for pair in zip(self.draw(tokens), parts, strict=True)]
+
+
+PLAIN = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=64, scale=0.125)
+SINKS = torch.tensor([0.0, 1.0, -2.0, 3.0, 0.5, 8.0])
+LAYERS = {
+    "plain": PLAIN,
+    "a head each": replace(PLAIN, num_kv_heads=6),
+    "one key head of seven": replace(PLAIN, num_heads=7, num_kv_heads=1),
+    "window 1": replace(PLAIN, sliding_window=1),
+    "window 16": replace(PLAIN, sliding_window=16),
+    "window 37": replace(PLAIN, sliding_window=37),
+    "softcap": replace(PLAIN, softcap=2.0),
+    "sinks": replace(PLAIN, sinks=SINKS),
+    "everything": replace(PLAIN, sliding_window=21, softcap=1.5, sinks=SINKS),
+}
+CHUNKS = ([200], [1] * 200, [7, 9, 1, 1, 150, 32], [199, 1], [64, 64, 72], [16, 1, 100, 83])
+
+
+@pytest.mark.parametrize("head_dim", [1, 8, 20, 64, 90, 256])
+@pytest.mark.parametrize("block_size", [16, 48, 256])
+def test_any_head_size_and_block_size(head_dim: int, block_size: int) -> None:
+    layer = replace(LAYERS["everything"], head_dim=head_dim)
+    paged = Paged(layer, 100, block_size=block_size)
+    wanted = reference_attention(layer, paged.q, paged.k, paged.v)
+    torch.testing.assert_close(paged.run([70, 1, 29]).double(), wanted, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("encoding", [Encoding.FP32, Encoding.BF16])
+def test_bits_in_chunks_and_in_company(name: str, encoding: Encoding) -> None:
+    """One prefill, pieces, token by token, beside short and long neighbours: the same bits."""
+    paged = Paged(LAYERS[name], 200, encoding=encoding)
+    whole = paged.run([200])
+    assert torch.isfinite(whole).all()
+    for chunks in CHUNKS:
+        assert torch.equal(paged.run(chunks), whole), chunks
+    for beside in (1, 2, 77, 500):
+        assert torch.equal(paged.run([150, 1, 49], beside), whole), beside
+
+
+@pytest.mark.parametrize("name", ["plain", "everything"])
+def test_bits_in_bfloat16(name: str) -> None:
+    paged = Paged(LAYERS[name], 200, dtype=torch.bfloat16, encoding=Encoding.BF16)
+    whole = paged.run([200])
+    assert whole.dtype == torch.bfloat16
+    assert all(torch.equal(paged.run(chunks, 33), whole) for chunks in CHUNKS)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_bits_on_every_instruction_set_and_any_number_of_threads(name: str) -> None:
+    results = [Paged(LAYERS[name], 60, variant=variant).run([59, 1], 20) for variant in variants()]
+    torch.set_num_threads(3)
+    results.append(Paged(LAYERS[name], 60).run([59, 1], 20))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_bits_on_long_rows() -> None:
+    """Over 65,536 scores a tile gets smaller; no bit follows."""
+    layer = replace(PLAIN, num_heads=24, num_kv_heads=1, head_dim=16)
+    paged = Paged(layer, 3500, block_size=64)
+    paged.table = torch.arange(NUM_BLOCKS, dtype=torch.int32)
+    whole = paged.run([3500])
+    assert torch.equal(paged.run([3400, 1, 1, 98]), whole)
+
+
+def test_a_broken_token_stays_with_those_who_see_it() -> None:
+    paged = Paged(PLAIN, 60)
+    paged.v[41] = float("inf")
+    paged.k[41] = float("nan")
+    out = paged.run([60])
+    assert torch.isfinite(out[:41]).all()
+    assert out[41:].isnan().all()
+
+
+def test_what_is_refused_and_why() -> None:
+    backend = CpuAttention()
+    spec = KVCacheSpec(1, 2, 64, 16, CPU, torch.float32)
+    assert backend.refuses(PLAIN, spec, Encoding.FP32) == []
+    assert "int8" in backend.refuses(PLAIN, spec, Encoding.INT8)[0]
+    assert "multiple of 16" in backend.refuses(PLAIN, replace(spec, block_size=24), Encoding.FP32)[0]
+    assert "float16" in backend.refuses(PLAIN, replace(spec, dtype=torch.float16), Encoding.BF16)[0]
+    assert "cuda" in backend.refuses(PLAIN, replace(spec, device=torch.device("cuda")), Encoding.FP32)[0]
+    assert "multiple of 4" in backend.refuses(replace(PLAIN, num_kv_heads=4), spec, Encoding.FP32)[0]
