@@ -8,17 +8,19 @@ two.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hundredfold_scheduler.core.beam_search import BeamTerms
 from hundredfold_scheduler.core.failures import Code
+from hundredfold_scheduler.core.integrity import check_all
 from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_scheduler.core.state import Totals
 from hundredfold_scheduler.core.step import EndReason
-from support.fake_worker import EOS, Script, expected_output
+from support.fake_worker import EOS, Script, expected_beams, expected_output
 from support.scheduler_harness import Harness, Received
 
 VOCAB = 50
@@ -35,13 +37,17 @@ class Asked:
     received: Received
     deadline: float | None = None
     cancelled: bool = False
-    cut_at: int | None = None
+    cut: set[int] = field(default_factory=set)
+    """Choices that a stop string ended."""
+    beams: BeamTerms | None = None
 
 
 class Life:
     """One random run: asks, disturbs and turns until all is answered."""
 
-    def __init__(self, seed: int, plans_in_flight: int, num_requests: int) -> None:
+    def __init__(
+        self, seed: int, plans_in_flight: int, num_requests: int, share_of_beams: float = 0.2
+    ) -> None:
         self.random = random.Random(seed)
         block_size = self.random.choice([16, 16, 32])
         self.limits = WorkerLimits(
@@ -55,6 +61,7 @@ class Life:
         )
         self.harness = Harness(self.limits, plans_in_flight)
         self.num_requests = num_requests
+        self.share_of_beams = share_of_beams
         self.past: list[Totals] = []
         """Of schedulers that have died."""
         self.asked: dict[int, Asked] = {}
@@ -69,6 +76,10 @@ class Life:
         stop_at = rng.choice([0, 0, 1, 3, 12])
         script = Script(stop_at, fail_at=0 if rng.random() < 0.95 else rng.randrange(1, 6))
         deadline_s = None if rng.random() < 0.9 else rng.uniform(0.5, 60)
+        n, beams = rng.choice([1, 1, 1, 2, 3, 5]), None
+        if max_tokens and rng.random() < self.share_of_beams:
+            beams = BeamTerms(rng.choice([2, 3, 4]), rng.choice([1.0, 0.0, 1.5]), rng.random() < 0.3)
+            n, script = rng.randrange(1, beams.width + 1), replace(script, stop_at=0)
         received = self.harness.submit(
             stream_id,
             prompt,
@@ -78,10 +89,17 @@ class Life:
             cache_salt=rng.choice(SALTS),
             skip_prefix_cache=rng.random() < 0.1,
             deadline_s=deadline_s,
+            n=n,
+            beams=beams,
         )
         now = self.harness.now
         self.asked[stream_id] = Asked(
-            prompt, max_tokens, script, received, None if deadline_s is None else now + deadline_s
+            prompt,
+            max_tokens,
+            script,
+            received,
+            None if deadline_s is None else now + deadline_s,
+            beams=beams,
         )
 
     def disturb(self) -> None:
@@ -94,23 +112,30 @@ class Life:
             harness.cancel(victim)
             harness.cancel(victim)
         if live and rng.random() < 0.05:
-            victim = rng.choice(live)
-            got = len(self.asked[victim].received.ids)
-            self.asked[victim].cut_at = rng.randrange(got + 1)
-            harness.scheduler.finish(harness.replica, victim, 0, got, harness.now)
+            self.cut(rng.choice(live))
         if rng.random() < 0.01:
             self.past.append(harness.scheduler.state.totals)
             untold = [i for i, a in self.asked.items() if not (a.received.ended or a.cancelled)]
             harness.restart_scheduler(untold)
             for i in untold:
                 # A stop string whose news was lost is found again or not; here it is not.
-                self.asked[i].cut_at = None
+                choices = self.asked[i].received.choices
+                self.asked[i].cut = {c for c in self.asked[i].cut if choices[c].finished is not None}
         if rng.random() < 0.01:
             harness.cancel(10**6)
             harness.kill_worker()
             for _ in range(rng.randrange(3)):
                 harness.turn()
             harness.start_worker(replace(self.limits, max_num_seqs=rng.choice([2, 4, 8])))
+
+    def cut(self, victim: int) -> None:
+        """A stop string ends one choice of a request; beams have none."""
+        asked, harness = self.asked[victim], self.harness
+        index = self.random.randrange(len(asked.received.choices))
+        choice = asked.received.choices[index]
+        if choice.finished is None and asked.beams is None:
+            asked.cut.add(index)
+        harness.scheduler.finish(harness.replica, victim, index, len(choice.ids), harness.now)
 
     def run(self) -> None:
         """Until all has ended, then check every answer."""
@@ -120,6 +145,8 @@ class Life:
                     self.ask()
             self.disturb()
             self.harness.turn()
+            if self.random.random() < 0.2:
+                check_all(self.harness.scheduler.state)
             assert self.harness.now < 1000 + 400 * self.num_requests, "no end in sight"
         self.harness.run()
         self.harness.assert_empty()
@@ -128,25 +155,42 @@ class Life:
 
     def check(self, asked: Asked) -> None:
         """Delivered ids are a beginning of the right answer, and the end is the right one."""
-        received, limits = asked.received, self.limits
-        room = limits.room_for_output(len(asked.prompt))
-        right = expected_output(asked.prompt, min(asked.max_tokens, room), asked.script, VOCAB)
-        if asked.script.fail_at:
-            right = right[: asked.script.fail_at - 1] if asked.script.fail_at <= len(right) else right
-        assert received.ids == right[: len(received.ids)]
+        received, width = asked.received, asked.beams.width if asked.beams is not None else 1
+        room = self.limits.room_for_output(len(asked.prompt), width)
         if asked.cancelled:
             assert not received.ended
-        elif asked.cut_at is not None:
-            assert received.finished is not None
-            assert received.finished.reason is EndReason.STOP
-        elif received.finished is not None:
-            assert received.ids == right
-            stopped = bool(right) and right[-1] == EOS
-            assert received.finished.reason is (EndReason.STOP if stopped else EndReason.LENGTH)
-            assert received.finished.stop_token_id == (EOS if stopped else None)
-        else:
-            assert received.failure is not None
+        if received.failure is not None:
             self.check_failure(asked, received.failure.code, room)
+        elif not asked.cancelled:
+            assert received.ended
+        if asked.beams is not None:
+            self.check_beams(asked, room)
+            return
+        for index, choice in enumerate(received.choices):
+            right = expected_output(asked.prompt, min(asked.max_tokens, room), asked.script, VOCAB, index)
+            if asked.script.fail_at:
+                right = right[: asked.script.fail_at - 1] if asked.script.fail_at <= len(right) else right
+            assert choice.ids == right[: len(choice.ids)]
+            if choice.finished is None:
+                continue
+            if index in asked.cut:
+                assert choice.finished.reason is EndReason.STOP
+                continue
+            assert choice.ids == right
+            stopped = bool(right) and right[-1] == EOS
+            assert choice.finished.reason is (EndReason.STOP if stopped else EndReason.LENGTH)
+            assert choice.finished.stop_token_id == (EOS if stopped else None)
+
+    def check_beams(self, asked: Asked, room: int) -> None:
+        """Nothing is told of a search before it is over, and then its best beams."""
+        if not asked.received.ended or asked.received.failure is not None:
+            assert all(not choice.ids for choice in asked.received.choices)
+            return
+        assert asked.beams is not None
+        best = expected_beams(asked.prompt, min(asked.max_tokens, room), asked.beams, VOCAB)
+        for choice, right in zip(asked.received.choices, best, strict=False):
+            assert choice.finished is not None
+            assert (choice.ids, choice.finished.reason) == (list(right.output), right.reason)
 
     def total(self, name: str) -> int:
         """A counter over all schedulers."""
@@ -158,7 +202,9 @@ class Life:
             assert asked.deadline is not None
             assert self.harness.now >= asked.deadline
         elif code == Code.INVALID_ARGUMENT:
-            assert room < 1 or len(asked.prompt) >= self.limits.max_model_len
+            fewest = min(2, self.limits.max_num_seqs)  # of workers that come after a death
+            too_wide = asked.beams is not None and asked.beams.width > fewest
+            assert room < 1 or len(asked.prompt) >= self.limits.max_model_len or too_wide
         else:
             assert code == Code.INTERNAL
             assert asked.script.fail_at or self.total("worker_losses") >= 3
@@ -189,3 +235,16 @@ def test_the_lives_are_hard() -> None:
         for name in ("preemptions", "cached_tokens", "recomputed_tokens", "replays", "expired", "cancelled"):
             totals[name] = totals.get(name, 0) + life.total(name)
     assert min(totals.values()) >= 10, totals
+
+
+def test_lives_of_beams() -> None:
+    """Mostly beam searches, and memory so short that groups take it from each other."""
+    copies = put_aside = 0
+    for seed in range(10):
+        life = Life(seed, 1 + seed % 2, 60, share_of_beams=0.8)
+        life.run()
+        copies += sum(len(plan.copies) for plan in life.harness.plans)
+        ends = [asked.received.finished for asked in life.asked.values() if asked.beams is not None]
+        put_aside += sum(end.account.preemptions for end in ends if end is not None)
+    assert copies >= 100
+    assert put_aside >= 3
