@@ -16,7 +16,8 @@ PANEL = 16
 """Output features that lie side by side."""
 
 _DENSE, _FOUR_BITS, _EIGHT_BITS = 0, 4, 8
-_NO_ZEROS, _POINTS, _OFFSETS = 0, 1, 2
+_NO_ZEROS, _POINTS, _OFFSETS, _EXACT = 0, 1, 2, 3
+_16_BITS = (torch.float16, torch.bfloat16)
 
 _PACK_DENSE = common_function("pack_dense", POINTER, INT, INT, INT, POINTER)
 _PACK_CODES = {
@@ -89,7 +90,8 @@ def _codes(weight: GroupedIntWeight) -> _Codes | None:
     if weight.zeros is None:
         return _Codes(weight, bits, shift, shift, None, _NO_ZEROS)
     if weight.zero is Zero.OFFSET:
-        return None if signed else _Codes(weight, bits, 0, 0, weight.zeros, _OFFSETS)
+        kind = _EXACT if weight.scales.dtype in _16_BITS else _OFFSETS
+        return None if signed else _Codes(weight, bits, 0, 0, weight.zeros, kind)
     zeros = weight.zeros.float()
     first = float(zeros.flatten()[0])
     if bool((zeros == first).all()) and first.is_integer() and abs(first) < 1 << 16:

@@ -16,7 +16,8 @@ enum Codes : int32_t { DENSE = 0, CODES4 = 4, CODES8 = 8 };
 enum Zeros : int32_t {
   NO_ZEROS = 0,  // (code - bias) * scale
   POINTS = 1,    // (code - zero) * scale
-  OFFSETS = 2,   // code * scale + zero
+  OFFSETS = 2,   // code * scale + zero, the product rounded
+  EXACT = 3,     // the same where the product needs no rounding: scales of at most 16 bits, as halves are
 };
 
 // Mirrored by hundredfold_cpu/packed.py.
