@@ -239,6 +239,23 @@ def test_unknown_plugin_and_group_are_named() -> None:
         Registry("hundredfold.nope")
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return ['no device', 'no library']", "no device; no library"),
+        ("return []", ""),
+        ("return 1 / 0", "unavailable() raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_plugin_may_say_that_this_machine_is_not_for_it(site: Site, body: str, said: str) -> None:
+    source = GOOD.format(name="mine") + f"\n    def unavailable(self):\n        {body}\n"
+    site.install("acme-mine", "mine", source)
+    registry = Registry(GROUP, allow=["mine"])
+    registry.get("mine")
+    record = next(record for record in registry.records() if record.name == "mine")
+    assert (record.state, record.unavailable) == (PluginState.LOADED, said)
+
+
 def test_damaged_metadata_of_others_does_no_harm(site: Site) -> None:
     site.good("acme-good", "good")
     broken = site.path / "acme_damaged-1.0.dist-info"

@@ -103,6 +103,7 @@ def test_it_is_listed_with_its_distribution(environment: PluginEnvironment) -> N
         "api_version": "1",
         "description": "Checkpoints written by `python -m nibble.write`.",
         "error": "",
+        "unavailable": "",
     }
 
 

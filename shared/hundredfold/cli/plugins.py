@@ -48,6 +48,8 @@ def _table(records: list[PluginRecord]) -> Table:
     table = Table("group", "name", "distribution", "api", "state", "why")
     for record in records:
         why = record.error.splitlines()[0] if record.error else record.description
+        if record.unavailable:
+            why = f"not on this machine: {record.unavailable}"
         # Text, not markup: names and errors are somebody else's.
         row = [
             record.group.removeprefix("hundredfold."),
@@ -55,6 +57,7 @@ def _table(records: list[PluginRecord]) -> Table:
             record.distribution,
             record.api_version,
         ]
-        state = Text(record.state.value, style=_COLOURS[record.state])
+        colour = "yellow" if record.unavailable else _COLOURS[record.state]
+        state = Text(record.state.value, style=colour)
         table.add_row(*map(Text, row), state, Text(why))
     return table

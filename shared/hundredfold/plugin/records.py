@@ -35,6 +35,8 @@ class PluginRecord:
     """First line of its docstring, once loaded."""
     error: str = ""
     """Why it failed or was denied."""
+    unavailable: str = ""
+    """Why a loaded plugin cannot run on this machine, in its own words; empty when it does not say so."""
 
 
 class PluginError(RuntimeError):

@@ -98,6 +98,7 @@ class Registry:
             PluginState.LOADED,
             api_version=str(plugin.api_version),
             description=_first_line(plugin),
+            unavailable=_unavailable(plugin),
         )
 
     def _load(self, item: Found) -> Any:
@@ -142,3 +143,14 @@ def all_registries(
 def _first_line(plugin: object) -> str:
     lines = (type(plugin).__doc__ or "").strip().splitlines()
     return lines[0] if lines else ""
+
+
+def _unavailable(plugin: object) -> str:
+    """What a plugin's ``unavailable()``, if it has one, says of this machine."""
+    ask = getattr(plugin, "unavailable", None)
+    if ask is None:
+        return ""
+    try:
+        return "; ".join(map(str, ask()))
+    except Exception as error:  # it is asked for a list, not for the start
+        return f"unavailable() raised {type(error).__name__}: {error}"

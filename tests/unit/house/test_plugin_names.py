@@ -12,7 +12,7 @@ from support.repo import ROOT, hand_written, packages
 
 TO_COME = {
     *("gptq", "awq", "bitsandbytes", "smoothquant", "marlin", "hqq", "exl2", "nvfp4"),
-    *("eagle", "medusa", "ngram", "flash_attn", "flashinfer", "triton"),
+    *("eagle", "medusa", "ngram", "flashinfer", "triton"),
 }
 """Names that plugins of other houses carry, refused before ours arrive."""
 

@@ -48,13 +48,12 @@ class PagedSequences:
         self._sequences: list[_Sequence] = []
 
     def poison(self) -> None:
-        """Write NaN to every slot of the cache."""
+        """Write NaN to every slot of the cache, as a short sequence in each block."""
         size = self._spec.block_size
-        blocks = list(range(self._padding + 1))
-        total = len(blocks) * size
-        nan = torch.full((total, self._layer.num_kv_heads, self._layer.head_dim), float("nan"))
-        row = _Row(-1, self._draw(total, self._layer.num_heads), self._place(nan), self._place(nan))
-        self._run([row], [total], [blocks])
+        blocks = range(self._padding + 1)
+        nan = self._place(torch.full((size, self._layer.num_kv_heads, self._layer.head_dim), float("nan")))
+        rows = [_Row(-1, self._draw(size, self._layer.num_heads), nan, nan) for _ in blocks]
+        self._run(rows, [size] * len(rows), [[block] for block in blocks])
 
     def add(self) -> int:
         """A new sequence without tokens."""

@@ -1,0 +1,1 @@
+"""Attention through the flash-attn library on CUDA."""
