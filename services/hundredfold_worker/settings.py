@@ -56,6 +56,9 @@ class WorkerSettings(ServiceSettings):
     """Share of the memory of the device, or of the container on a CPU, for the worker in total; 0.5 on a CPU
     and 0.9 on a GPU when unset."""
 
+    workers_here: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Workers that share the device's memory, this one included; each gets its part of memory_utilization."""
+
     num_kv_blocks: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     """Blocks of the cache; as many as memory_utilization leaves room for when unset, on a CPU those of 65536
     tokens at most."""
@@ -86,7 +89,8 @@ class WorkerSettings(ServiceSettings):
         return max(512 if device_type == "cpu" else 8192, self.max_num_seqs)
 
     def utilization_on(self, device_type: str) -> float:
-        """``memory_utilization`` in force: a CPU's memory has other tenants."""
-        if self.memory_utilization is not None:
-            return self.memory_utilization
-        return 0.5 if device_type == "cpu" else 0.9
+        """This worker's part of ``memory_utilization``: a CPU's memory has other tenants."""
+        share = self.memory_utilization
+        if share is None:
+            share = 0.5 if device_type == "cpu" else 0.9
+        return share / self.workers_here

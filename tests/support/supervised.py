@@ -25,6 +25,7 @@ async def main(told: dict) -> int:
             address=f"unix:{directory / child['name']}.sock",
             environment={"PYTHONPATH": str(Path(__file__).parent)},
             stop_s=child.get("stop_s", 5.0),
+            replicated=child.get("replicated", False),
         )
 
     async def on_ready() -> None:

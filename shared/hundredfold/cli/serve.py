@@ -40,14 +40,28 @@ _COLOURS = {
 @click.option("--no-http", is_flag=True, help="Leave OpenAI's API out.")
 @click.option("--scheduler-listen", metavar="ADDRESS,...", help=f"[default: {LISTEN['scheduler']}]")
 @click.option("--worker-listen", metavar="ADDRESS,...", help=f"[default: {LISTEN['worker']}]")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Workers, each with its weights and cache; cores and memory are divided.",
+)
+@click.option(
+    "--tokenizers",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Doors; the second listens 10 ports above the first.",
+)
 @click.option("--max-num-seqs", metavar="INTEGER", help="Most sequences that run at once.")
 @click.option("--max-num-batched-tokens", metavar="INTEGER", help="Most tokens that one step computes.")
 @click.option("--max-model-len", metavar="INTEGER", help="Longest prompt and answer together, in tokens.")
 @click.option("--block-size", metavar="INTEGER", help="Tokens in a cache block.")
-@click.option("--memory-utilization", metavar="NUMBER", help="Share of the memory that the worker may use.")
+@click.option("--memory-utilization", metavar="NUMBER", help="Share of the memory for all workers together.")
 @click.option("--dtype", metavar="TYPE", help="Type of the activations.")
 @click.option("--kv-cache-dtype", metavar="TYPE", help="Type of the cache.")
-@click.option("--threads", "num_threads", metavar="INTEGER", help="Threads that the worker computes with.")
+@click.option("--threads", "num_threads", metavar="INTEGER", help="Threads that each worker computes with.")
 @click.option("--drain-grace-s", metavar="NUMBER", help="Seconds that running requests get when stopping.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="text or json.")
@@ -71,6 +85,8 @@ def command(
     no_http: bool,
     scheduler_listen: str | None,
     worker_listen: str | None,
+    workers: int,
+    tokenizers: int,
     assignments: tuple[str, ...],
     config: Path | None,
     restarts: int,
@@ -92,6 +108,7 @@ def command(
             shared={name: value for name, value in given.items() if name in SHARED_SETTINGS and value},
             extra=parse_extra(assignments),
             without=frozenset() if with_http else frozenset({"gateway"}),
+            replicas={"worker": workers, "tokenizer": tokenizers},
         )
         with tempfile.TemporaryDirectory(prefix="hundredfold-") as runtime_dir:
             house = House(options, Path(runtime_dir))
@@ -125,8 +142,8 @@ async def _serve(house: House, model: str, policy: RestartPolicy, sink: Sink, *,
     console = Console()
 
     async def greet() -> None:
-        addresses = [Address(service, house.listen[service]) for service in house.services]
-        async with AsyncClient(house.socket("tokenizer")) as client:
+        addresses = [Address(name, listen) for name, listen in house.listen.items()]
+        async with AsyncClient(house.sockets("tokenizer")) as client:
             try:
                 services = await client.info(timeout=10)
             except RequestFailed:
@@ -142,7 +159,7 @@ async def _serve(house: House, model: str, policy: RestartPolicy, sink: Sink, *,
 
 
 def _print_line(name: str, line: str) -> None:
-    click.echo(f"{click.style(f'{name:>9}', fg=_COLOURS.get(name))} │ {line}", err=True)
+    click.echo(f"{click.style(f'{name:>9}', fg=_COLOURS.get(name.partition('-')[0]))} │ {line}", err=True)
 
 
 def _print_raw(name: str, line: str) -> None:

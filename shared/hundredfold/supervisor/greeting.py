@@ -43,12 +43,13 @@ def ready_panel(
     table.add_column(overflow="fold")
     for address in addresses:
         shown = escape(address.listen)
-        name = _NAMES.get(address.service)
+        kind, _, number = address.service.partition("-")
+        name = f"{_NAMES[kind]} {number}".rstrip() if kind in _NAMES else None
         table.add_row(name or address.service, f"[bold]{shown}[/bold]" if name else shown)
     table.add_row("model", escape(_model(model, services)))
-    for service in services:
-        if service.HasField("runtime"):
-            table.add_row("runtime", escape(_runtime(service)))
+    runtimes = [_runtime(service) for service in services if service.HasField("runtime")]
+    for runtime in dict.fromkeys(runtimes):
+        table.add_row("runtime", escape(runtime))
     where = {address.service: address.listen.split(",")[0] for address in addresses}
     door = where["tokenizer"]
     examples: list[RenderableType] = [

@@ -34,6 +34,10 @@ DOORS = ("gateway", "tokenizer")
 """Those that clients talk to; only they have anything of their own to finish."""
 
 _WITH_MODEL = SERVICES[1:]
+REPLICATED = ("tokenizer", "worker")
+"""Services that there may be several of."""
+_PORTS_APART = 10
+"""From one replica's port to the next one's."""
 _CONTROLLED_APART = ("gateway",)
 """Services that listen with another protocol than gRPC: health and control have an address of their own."""
 DEFAULT_DRAIN_GRACE_S = 30.0
@@ -67,6 +71,7 @@ class HouseOptions:
         shared: Values by name of SHARED_SETTINGS.
         extra: Settings of single services, by (service, setting).
         without: Services that are left out.
+        replicas: How many of a service there are, by name of REPLICATED; one where it is not named.
     """
 
     config: Path | None = None
@@ -74,6 +79,7 @@ class HouseOptions:
     shared: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[tuple[str, str], str] = field(default_factory=dict)
     without: frozenset[str] = frozenset()
+    replicas: Mapping[str, int] = field(default_factory=dict)
 
 
 def parse_extra(assignments: Sequence[str]) -> dict[tuple[str, str], str]:
@@ -109,17 +115,26 @@ class House:
         self._options = options
         self._runtime_dir = runtime_dir
         self._file = _read_file(options.config)
-        self.services = tuple(name for name in SERVICES if name not in options.without)
-        """In the order in which they are stopped."""
-        self.listen = {
-            name: options.listen.get(name) or self._configured(name, "listen") or LISTEN[name]
-            for name in self.services
+        self.replicas = {
+            service: [replica_name(service, n + 1) for n in range(options.replicas.get(service, 1))]
+            for service in SERVICES
+            if service not in options.without
         }
-        """Public addresses by service, comma-separated."""
+        """Names of each service's processes, in the order in which the services are stopped."""
+        self.listen = {
+            name: self._listen(service, number)
+            for service, names in self.replicas.items()
+            for number, name in enumerate(names, 1)
+        }
+        """Public addresses by process, comma-separated."""
 
-    def socket(self, service: str) -> str:
-        """The service's address inside the house."""
-        return f"unix:{self._runtime_dir / service}.sock"
+    def socket(self, name: str) -> str:
+        """A process's address inside the house."""
+        return f"unix:{self._runtime_dir / name}.sock"
+
+    def sockets(self, service: str) -> str:
+        """The addresses of all of a service's processes, comma-separated."""
+        return ",".join(self.socket(name) for name in self.replicas[service])
 
     def model(self, default: str) -> str:
         """The model to serve: asked for, configured, or ``default``."""
@@ -128,31 +143,36 @@ class House:
 
     def specs(self, model: str) -> list[ChildSpec]:
         """The services in the order in which they are stopped, the doors first."""
-        return [self._spec(name, model) for name in self.services]
+        return [
+            self._spec(service, name, model) for service, names in self.replicas.items() for name in names
+        ]
 
-    def _spec(self, name: str, model: str) -> ChildSpec:
-        if name in _CONTROLLED_APART:
+    def _spec(self, service: str, name: str, model: str) -> ChildSpec:
+        replicas = len(self.replicas[service])
+        if service in _CONTROLLED_APART:
             given = {"listen": self.listen[name], "control_listen": self.socket(name)}
         else:
             given = {"listen": f"{self.listen[name]},{self.socket(name)}"}
-        if name in _WITH_MODEL:
+        if service in _WITH_MODEL:
             given["model"] = model
-        if name in NEIGHBOUR:
-            setting, neighbour = NEIGHBOUR[name]
-            given[setting] = self.socket(neighbour)
+        if service in NEIGHBOUR:
+            setting, neighbour = NEIGHBOUR[service]
+            given[setting] = self.sockets(neighbour)
+        if service == "worker" and replicas > 1:
+            given["workers_here"] = str(replicas)
         shared = self._options.shared.items()
         given |= {
             setting: value
             for setting, value in shared
-            if name in SHARED_SETTINGS[setting] and setting != "model"
+            if service in SHARED_SETTINGS[setting] and setting != "model"
         }
         given |= {
-            setting: value for (service, setting), value in self._options.extra.items() if service == name
+            setting: value for (target, setting), value in self._options.extra.items() if target == service
         }
-        variables = thread_variables(name)
-        if name == "worker" and THREADS in variables and not self._configured(name, "num_threads"):
+        variables = thread_variables(service, replicas)
+        if service == "worker" and THREADS in variables and not self._configured(service, "num_threads"):
             given.setdefault("num_threads", variables[THREADS])
-        tether = ("-m", "hundredfold.supervisor.tether", str(os.getpid()), f"hundredfold_{name}")
+        tether = ("-m", "hundredfold.supervisor.tether", str(os.getpid()), f"hundredfold_{service}")
         config = ("--config", str(self._options.config)) if self._options.config else ()
         flags = (part for setting, value in given.items() for part in _flag(setting, value))
         return ChildSpec(
@@ -160,17 +180,22 @@ class House:
             command=(sys.executable, *tether, *config, *flags),
             address=self.socket(name),
             environment=variables,
-            stop_s=self._grace(name, given) + _STOP_MARGIN_S,
+            stop_s=self._grace(service, given) + _STOP_MARGIN_S,
+            replicated=replicas > 1,
         )
 
-    def _grace(self, name: str, given: Mapping[str, str]) -> float:
+    def _listen(self, service: str, number: int) -> str:
+        first = self._options.listen.get(service) or self._configured(service, "listen") or LISTEN[service]
+        return ",".join(replica_address(address.strip(), number) for address in first.split(","))
+
+    def _grace(self, service: str, given: Mapping[str, str]) -> float:
         """How long the service may drain; only the doors have anything of their own to wait for."""
-        text = given.get("drain_grace_s") or self._configured(name, "drain_grace_s")
+        text = given.get("drain_grace_s") or self._configured(service, "drain_grace_s")
         try:
             grace = float(text) if text else DEFAULT_DRAIN_GRACE_S
         except ValueError:
             grace = DEFAULT_DRAIN_GRACE_S  # the service itself says what is wrong with it
-        return grace if name in DOORS else min(grace, _STOP_MARGIN_S)
+        return grace if service in DOORS else min(grace, _STOP_MARGIN_S)
 
     def _configured(self, service: str, setting: str) -> str | None:
         """What environment or file say, environment first."""
@@ -184,14 +209,32 @@ class House:
         return None if value is None else str(value)
 
 
-def thread_variables(service: str) -> dict[str, str]:
+def replica_name(service: str, number: int) -> str:
+    """What the first, second and so on process of a service is called."""
+    return service if number == 1 else f"{service}-{number}"
+
+
+def replica_address(first: str, number: int) -> str:
+    """Where a replica listens, by where the first one does: 127.0.0.1:50061 after 127.0.0.1:50051."""
+    if number == 1:
+        return first
+    if first.startswith("unix:"):
+        return f"{first}-{number}"
+    host, _, port = first.rpartition(":")
+    if not port.isdigit() or not int(port):  # any free port, or something that the service itself refuses
+        return first
+    return f"{host}:{int(port) + _PORTS_APART * (number - 1)}"
+
+
+def thread_variables(service: str, replicas: int = 1) -> dict[str, str]:
     """Sizes of the thread pools, so that those of all services together fit the cores.
 
-    The worker computes; it gets every core, but one on machines that can spare it for the others, whose pools
-    get one thread each. What the user has set is left alone.
+    The workers compute; they share every core, but one on machines that can spare it for the others, whose
+    pools get one thread each. What the user has set is left alone.
     """
     cores = usable_cores()
-    threads = (cores if cores < 4 else cores - 1) if service == "worker" else 1
+    shared = cores if cores < 4 else cores - 1
+    threads = max(1, shared // replicas) if service == "worker" else 1
     wanted = {THREADS: threads, "RAYON_NUM_THREADS": 1}
     variables = {name: str(value) for name, value in wanted.items() if name not in os.environ}
     return {"PYTHONUNBUFFERED": "1", **variables}

@@ -16,6 +16,7 @@ class ChildSpec:
         address: Where its grpc.health.v1 service answers.
         environment: Variables that it gets on top of the supervisor's.
         stop_s: Seconds from SIGTERM to SIGKILL.
+        replicated: Others do the same work: when it was asked to stop, it alone is started again.
     """
 
     name: str
@@ -23,3 +24,4 @@ class ChildSpec:
     address: str
     environment: Mapping[str, str] = field(default_factory=dict)
     stop_s: float = 10.0
+    replicated: bool = False

@@ -104,7 +104,7 @@ class Supervisor:
     def _judge(self, child: Child, code: int, book: RestartBook) -> float | None:
         """Seconds until the restart of a child that ended by itself, None when the house ends with it."""
         name = child.spec.name
-        if code == 0:
+        if code == 0 and not child.spec.replicated:
             self._finish(Outcome(0, f"{name} was asked to stop"))
         elif code == EXIT_BAD_CONFIG:
             self._finish(_failure(EXIT_BAD_CONFIG, f"{name} cannot use its configuration", child))

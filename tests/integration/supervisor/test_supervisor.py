@@ -149,6 +149,20 @@ def test_a_child_that_was_asked_to_stop_takes_the_house_with_it(start: Start):
     assert "OUTCOME door was asked to stop" in run.text
 
 
+def test_a_replica_that_was_asked_to_stop_is_started_again(start: Start):
+    """A rolling restart, one replica after the other: the house goes on."""
+    run = start([*house(), {"name": "worker-2", "replicated": True}])
+    run.ready()
+    first = run.pids()["worker-2"]
+    os.kill(first, signal.SIGTERM)
+    run.until(lambda: run.pids()["worker-2"] != first)
+    run.until(lambda: "worker-2 is ready again" in run.text)
+    assert run.events("start").count("door") == 1
+    run.send(signal.SIGTERM)
+    assert run.exit_code() == 0
+    assert run.events("stop") == ["worker-2", "door", "scheduler", "worker", "worker-2"]
+
+
 def test_one_that_does_not_end_is_killed_in_its_time(start: Start):
     children = house(door=["--ignore-sigterm"])
     children[0]["stop_s"] = 0.5

@@ -19,6 +19,7 @@ from hundredfold.supervisor.house import (
     House,
     HouseOptions,
     parse_extra,
+    replica_address,
     thread_variables,
 )
 from hundredfold.supervisor.restarts import RestartBook, RestartPolicy
@@ -88,6 +89,41 @@ def test_flags_go_where_they_belong(tmp_path: Path):
     assert made["scheduler"][-1] == "--no-reflection"
     assert "--x-y=a=b c" in made["worker"]
     assert [spec.stop_s for spec in House(options, tmp_path).specs("m")] == [7, 7, 7, 7]
+
+
+def test_replicas_share_what_one_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Their processes know all of the next service's; cores and memory are divided, ports lie apart."""
+    monkeypatch.setattr("hundredfold.supervisor.house.usable_cores", lambda: 8)
+    house = House(HouseOptions(replicas={"worker": 3, "tokenizer": 2}), tmp_path)
+    made = flags(house)
+    unix = {name: f"unix:{tmp_path / name}.sock" for name in made}
+    assert " ".join(made) == "gateway tokenizer tokenizer-2 scheduler worker worker-2 worker-3"
+    assert f"--door={unix['tokenizer']},{unix['tokenizer-2']}" in made["gateway"]
+    assert f"--worker={unix['worker']},{unix['worker-2']},{unix['worker-3']}" in made["scheduler"]
+    assert made["tokenizer-2"][0] == f"--listen=127.0.0.1:50061,{unix['tokenizer-2']}"
+    assert made["worker-3"][0] == f"--listen=127.0.0.1:50073,{unix['worker-3']}"
+    for name in ("worker", "worker-2", "worker-3"):
+        assert "--workers-here=3" in made[name]
+        assert "--num-threads=2" in made[name]
+    assert {spec.name for spec in house.specs("m") if spec.replicated} == {
+        name for name in made if name.startswith(("worker", "tokenizer"))
+    }
+    assert WorkerSettings(workers_here=3).utilization_on("cpu") == pytest.approx(0.5 / 3)
+    assert WorkerSettings(workers_here=2, memory_utilization=0.6).utilization_on("cpu") == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("first", "third"),
+    [
+        ("127.0.0.1:50051", "127.0.0.1:50071"),
+        ("[::1]:7", "[::1]:27"),
+        ("127.0.0.1:0", "127.0.0.1:0"),
+        ("unix:/run/door", "unix:/run/door-3"),
+    ],
+)
+def test_where_replicas_listen(first: str, third: str):
+    assert replica_address(first, 1) == first
+    assert replica_address(first, 3) == third
 
 
 def test_a_service_can_be_left_out(tmp_path: Path):
@@ -173,6 +209,14 @@ def test_thread_pools_fit_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int,
     assert thread_variables("tokenizer")["RAYON_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert "OMP_NUM_THREADS" not in thread_variables("worker")
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 16])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_several_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int, workers: int):
+    monkeypatch.setattr("hundredfold.supervisor.house.usable_cores", lambda: cores)
+    threads = int(thread_variables("worker", workers)["OMP_NUM_THREADS"])
+    assert threads == 1 or threads * workers <= cores
 
 
 def test_a_quota_limits_the_cores(tmp_path: Path):
