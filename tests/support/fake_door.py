@@ -29,12 +29,21 @@ WORDS = ("der", " 😀", " Zug", " é", " is", "t", " 北京", " da", "\n", " go
 MIB = 1024 * 1024
 
 
+_CYCLE = "".join(WORDS)
+_CHARS = [len("".join(WORDS[:position])) for position in range(len(WORDS))]
+
+
+def expected_chars(count: int) -> int:
+    """Length of ``expected_text``."""
+    return count // len(WORDS) * len(_CYCLE) + _CHARS[count % len(WORDS)]
+
+
 def expected_ids(count: int, seed: int) -> list[int]:
     return [1000 * (seed % 1000) + position for position in range(count)]
 
 
 def expected_text(count: int) -> str:
-    return "".join(WORDS[position % len(WORDS)] for position in range(count))
+    return _CYCLE * (count // len(WORDS)) + "".join(WORDS[: count % len(WORDS)])
 
 
 @dataclass
@@ -55,6 +64,11 @@ class FakeDoor(
     """After how many deltas the next streams end without a finished event."""
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
+    failing: RequestError | None = None
+    """What running streams end with."""
+    sent: int = 0
+    """Deltas sent so far, of all streams."""
+    server: grpc.aio.Server | None = None
     running: dict[str, asyncio.Event] = field(default_factory=dict)
     completed: int = 0
     port: int = 0
@@ -73,7 +87,10 @@ class FakeDoor(
             async for response in self._answer(request, request_id):
                 if aborted.is_set():
                     await abort(context, RequestError(grpc.StatusCode.CANCELLED, "aborted"))
+                if self.failing is not None and response.HasField("delta"):
+                    await abort(context, self.failing)
                 yield response
+                self.sent += response.HasField("delta")
             self.completed += 1
         finally:
             del self.running[request_id]
@@ -101,7 +118,7 @@ class FakeDoor(
             if deltas == drop:
                 return
             await asyncio.sleep(self.step_s)
-            upto = len(expected_text(position)) if position + 1 < count else len(text)
+            upto = expected_chars(position) if position + 1 < count else len(text)
             delta = pb.Delta(token_ids=[ids[position]], text=text[sent_chars:upto])
             if sampling.HasField("logprobs"):
                 delta.logprobs.add(token=pb.TokenLogprob(token_id=ids[position], logprob=-0.5, rank=1))
@@ -198,6 +215,11 @@ class FakeDoor(
         self.calls[f"drain {request.grace.ToMilliseconds() if request.HasField('grace') else 'unset'}"] += 1
         return control_pb2.DrainResponse(running=len(self.running))
 
+    async def stop(self) -> None:
+        """Go away, with all streams."""
+        if self.server is not None:
+            await self.server.stop(0)
+
     async def idle(self) -> None:
         """Wait until no request runs."""
         async with asyncio.timeout(5):
@@ -217,6 +239,7 @@ async def serving(door: FakeDoor) -> AsyncIterator[FakeDoor]:
     await health.set("readiness", health_pb2.HealthCheckResponse.SERVING)
     door.port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    door.server = server
     try:
         yield door
     finally:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from hundredfold.client import ChatMessage, GenerateOptions
 from hundredfold_gateway.errors import ApiError
-from hundredfold_gateway.openai.fields import UInt32, parse, unsupported
+from hundredfold_gateway.openai.fields import UInt32, unsupported
 from hundredfold_gateway.openai.messages import Message, chat_messages
 from hundredfold_gateway.openai.sampling import SharedFields
 
@@ -35,7 +35,7 @@ class ChatRequest(SharedFields):
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> ChatRequest:
         """The typed request. Raises ``ApiError``."""
-        request = parse(cls, body)
+        request = cls.parsed(body)
         if request.top_logprobs is not None and not request.logprobs:
             raise ApiError(400, "top_logprobs goes with logprobs = true", param="top_logprobs")
         both = (request.max_tokens, request.max_completion_tokens)

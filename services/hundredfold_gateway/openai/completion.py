@@ -9,7 +9,7 @@ from pydantic import BeforeValidator
 
 from hundredfold.client import GenerateOptions
 from hundredfold_gateway.errors import ApiError
-from hundredfold_gateway.openai.fields import UInt32, parse, unsupported
+from hundredfold_gateway.openai.fields import UInt32, unsupported
 from hundredfold_gateway.openai.sampling import SharedFields
 
 DEFAULT_MAX_TOKENS = 16
@@ -55,7 +55,7 @@ class CompletionRequest(SharedFields):
     @classmethod
     def read(cls, body: Mapping[str, Any], max_prompts: int) -> CompletionRequest:
         """The typed request. Raises ``ApiError``."""
-        request = parse(cls, body)
+        request = cls.parsed(body)
         if len(request.prompts) > max_prompts:
             raise ApiError(
                 400,

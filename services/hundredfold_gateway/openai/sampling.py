@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from hundredfold.client import GenerateOptions
-from hundredfold_gateway.openai.fields import Number, RequestModel, Strings, UInt32
+from hundredfold_gateway.errors import ApiError
+from hundredfold_gateway.openai.fields import Number, RequestModel, Strings, UInt32, parse
 
 _SEED_MASK = 2**64 - 1
 
@@ -75,11 +77,13 @@ class SharedFields(RequestModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    @model_validator(mode="after")
-    def _streams_only(self) -> SharedFields:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options goes with stream = true")
-        return self
+    @classmethod
+    def parsed(cls, body: Mapping[str, Any]) -> Self:
+        """The typed request; what both kinds check beyond types. Raises ``ApiError``."""
+        request = parse(cls, body)
+        if request.stream_options is not None and not request.stream:
+            raise ApiError(400, "stream_options goes with stream = true", param="stream_options")
+        return request
 
     @property
     def include_usage(self) -> bool:
