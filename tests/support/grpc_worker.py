@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hundredfold.internal.v1 import sequence_pb2, worker_pb2, worker_pb2_grpc
 from hundredfold_scheduler.core.step import NewSequence, StepPlan, StepResult
@@ -20,7 +21,7 @@ _INCARNATIONS = itertools.count(1)
 
 
 @dataclass
-class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer):
+class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer, health_pb2_grpc.HealthServicer):
     """One address; ``start`` and ``stop`` are the life and death of the process behind it."""
 
     num_blocks: int = 256
@@ -42,6 +43,9 @@ class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer):
     """Whether the process dies of a plan."""
     hangs: Callable[[StepPlan], bool] = lambda plan: False
     """Whether a plan is never answered."""
+    deaf: bool = False
+    """Whether calls are not answered any more, results included, as by a stopped process."""
+    host: str = "127.0.0.1"
     address: str = ""
     incarnation: str = ""
     worker: FakeWorker | None = None
@@ -49,15 +53,18 @@ class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer):
     """All plans since the worker object was made, across incarnations."""
     violations: list[str] = field(default_factory=list)
     connections: int = 0
+    _leaving: asyncio.Event = field(default_factory=asyncio.Event)
     _server: Any = None
 
     async def start(self) -> str:
         """Begin to listen, at the same address as before if there was one; returns it."""
         self.incarnation = f"worker-{next(_INCARNATIONS)}"
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._leaving = asyncio.Event()
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
-        self.address = f"127.0.0.1:{port}"
+        health_pb2_grpc.add_HealthServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port(self.address or f"{self.host}:0")
+        self.address = f"{self.host}:{port}"
         await self._server.start()
         return self.address
 
@@ -68,9 +75,24 @@ class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer):
         if server is not None:
             await server.stop(None)
 
+    def leave(self) -> None:
+        """Begin to drain: the scheduler is told, and no scheduler gets in any more."""
+        self._leaving.set()
+
+    async def Check(  # type: ignore[override]
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> health_pb2.HealthCheckResponse:
+        if self.deaf:
+            await asyncio.Event().wait()
+        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
     async def GetWorkerInfo(
         self, request: worker_pb2.GetWorkerInfoRequest, context: Any
     ) -> worker_pb2.GetWorkerInfoResponse:
+        if self._leaving.is_set():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the service is draining")
+        if self.deaf:
+            await asyncio.Event().wait()
         return worker_pb2.GetWorkerInfoResponse(
             protocol_version=self.protocol_version,
             incarnation=self.incarnation,
@@ -105,12 +127,15 @@ class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer):
         welcome = worker_pb2.ExecuteWelcome(incarnation=self.incarnation)
         await context.write(worker_pb2.ExecuteResponse(welcome=welcome))
         results: asyncio.Queue[StepResult] = asyncio.Queue()
-        delivering = asyncio.create_task(self._deliver(results, context))
+        tasks = [
+            asyncio.create_task(self._deliver(results, context)),
+            asyncio.create_task(self._tell_leaving(context)),
+        ]
         try:
             async for message in request_iterator:
                 plan = plan_of(message.plan)
                 self.plans.append(plan)
-                if self.hangs(plan):
+                if self.hangs(plan) or self.deaf:
                     await asyncio.Event().wait()
                 if self.crashes(plan):
                     # From outside of this handler, which the stop is going to cancel.
@@ -123,9 +148,14 @@ class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer):
             self.violations.append(str(violation))
             await context.abort(grpc.StatusCode.INTERNAL, str(violation))
         finally:
-            delivering.cancel()
+            for task in tasks:
+                task.cancel()
             if self.worker is worker:
                 self.worker = None
+
+    async def _tell_leaving(self, context: Any) -> None:
+        await self._leaving.wait()
+        await context.write(worker_pb2.ExecuteResponse(leaving=worker_pb2.ExecuteLeaving()))
 
     async def _deliver(self, results: asyncio.Queue[StepResult], context: Any) -> None:
         while True:
