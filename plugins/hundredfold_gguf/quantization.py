@@ -29,6 +29,8 @@ from hundredfold.plugin.reading import find_tensor, read_tensor
 BLOCK = 32
 """Columns that share a scale in the types read here."""
 
+_LOW_HALVES = np.uint64(0x0F0F0F0F0F0F0F0F)
+
 Blocks = npt.NDArray[np.uint8]
 """uint8[rows, blocks of a row, bytes of a block]."""
 
@@ -118,4 +120,8 @@ def _halves(blocks: Blocks, at: int) -> Tensor:
 
 def _nibbles(packed: Blocks) -> Tensor:
     """uint8[rows, columns]: a block's low halves are its first 16 codes, the high halves the other 16."""
-    return torch.from_numpy(np.concatenate((packed & 15, packed >> 4), axis=-1)).flatten(1)
+    words = np.ascontiguousarray(packed).view(np.uint64)  # eight codes at a time
+    codes = np.empty((*words.shape[:-1], 4), dtype=np.uint64)
+    np.bitwise_and(words, _LOW_HALVES, out=codes[..., :2])
+    np.bitwise_and(words >> np.uint64(4), _LOW_HALVES, out=codes[..., 2:])
+    return torch.from_numpy(codes.view(np.uint8)).flatten(1)
