@@ -7,6 +7,7 @@ import json
 import sys
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -45,19 +46,26 @@ def _plain(record: PluginRecord) -> dict[str, str]:
 
 
 def _table(records: list[PluginRecord]) -> Table:
-    table = Table("group", "name", "distribution", "api", "state", "why")
+    table = Table("plugin", "from", "state", "", box=SIMPLE_HEAD, show_edge=False, header_style="dim")
+    for column in table.columns[:3]:
+        column.no_wrap = True
+    group = ""
     for record in records:
-        why = record.error.splitlines()[0] if record.error else record.description
-        if record.unavailable:
-            why = f"not on this machine: {record.unavailable}"
-        # Text, not markup: names and errors are somebody else's.
-        row = [
-            record.group.removeprefix("hundredfold."),
-            record.name,
-            record.distribution,
-            record.api_version,
-        ]
+        if group and record.group != group:
+            table.add_section()
+        group = record.group
         colour = "yellow" if record.unavailable else _COLOURS[record.state]
+        # Text, not markup: names and errors are somebody else's. The first column is what deny lists take.
+        name = Text.assemble((f"{group.removeprefix('hundredfold.')}:", "dim"), (record.name, "bold"))
         state = Text(record.state.value, style=colour)
-        table.add_row(*map(Text, row), state, Text(why))
+        table.add_row(name, Text(record.distribution), state, Text(_why(record)))
     return table
+
+
+def _why(record: PluginRecord) -> str:
+    if record.unavailable:
+        return f"not on this machine: {record.unavailable}"
+    if not record.error:
+        return record.description
+    known = f"plugin '{record.name}' of group {record.group}, brought by {record.distribution}: "
+    return record.error.removeprefix(known).splitlines()[0]
