@@ -8,13 +8,15 @@ import os
 import socket
 import subprocess
 import sys
+import urllib.request
 from typing import Any
 
 import grpc
 
 from hundredfold.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
 
-SERVICES = ("tokenizer", "scheduler", "worker")
+BEHIND_THE_DOOR = ("tokenizer", "scheduler", "worker")
+SERVICES = ("gateway", *BEHIND_THE_DOOR)
 
 
 class Failed(Exception):
@@ -48,7 +50,7 @@ def check_door(port: int) -> None:
         info = control_pb2_grpc.ControlServiceStub(channel).GetServerInfo(
             control_pb2.GetServerInfoRequest(), timeout=10
         )
-        expect({s.service for s in info.services}, set(SERVICES), "services behind the door")
+        expect({s.service for s in info.services}, set(BEHIND_THE_DOOR), "services behind the door")
         expect({s.state for s in info.services}, {"ready"}, "their states")
 
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
@@ -68,16 +70,30 @@ def check_door(port: int) -> None:
         print(f"  hello{once.choices[0].content.text!r}")
 
 
-def check_ports(port: int) -> None:
-    """The door is published, on loopback; nothing else is."""
+def check_http(port: int) -> None:
+    """OpenAI's API answers a chat."""
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        answer = json.load(reply)
+    expect(answer["usage"]["completion_tokens"] > 0, True, "tokens of a chat over HTTP")
+
+
+def check_ports(port: int, http_port: int) -> None:
+    """The doors are published, on loopback; nothing else is."""
     published = {
         (service, binding["HostIp"], binding["HostPort"])
         for service in SERVICES
         for bindings in container(service)["NetworkSettings"]["Ports"].values()
         for binding in bindings or []
     }
-    expect(published, {("tokenizer", "127.0.0.1", str(port))}, "published ports")
-    for inner in (50052, 50053):
+    doors = {("tokenizer", "127.0.0.1", str(port)), ("gateway", "127.0.0.1", str(http_port))}
+    expect(published, doors, "published ports")
+    for inner in (50050, 50052, 50053):
         with socket.socket() as attempt:
             attempt.settimeout(2)
             expect(attempt.connect_ex(("127.0.0.1", inner)) != 0, True, f"port {inner} closed on the host")
@@ -116,18 +132,20 @@ def check_weight() -> None:
     """torch is where a model runs and nowhere else."""
     finds = "import importlib.util; print(importlib.util.find_spec('torch') is not None)"
     found = {service: compose("exec", "-T", service, "python3", "-c", finds) for service in SERVICES}
-    expect(found, {"tokenizer": "False", "scheduler": "False", "worker": "True"}, "torch in the images")
+    expect(found, {service: str(service == "worker") for service in SERVICES}, "torch in the images")
 
 
 def main() -> int:
     """Run every check; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=int(os.environ.get("HUNDREDFOLD_PORT", "50051")))
+    parser.add_argument("--http-port", type=int, default=int(os.environ.get("HUNDREDFOLD_HTTP_PORT", "8000")))
     parser.add_argument("--user", type=int, default=10001)
     arguments = parser.parse_args()
     try:
         check_door(arguments.port)
-        check_ports(arguments.port)
+        check_http(arguments.http_port)
+        check_ports(arguments.port, arguments.http_port)
         check_inside()
         check_rights(arguments.user)
         check_weight()

@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 PYTHON=${PYTHON:-.venv/bin/python}
-export COMPOSE_PROJECT_NAME=hundredfold-test HUNDREDFOLD_PORT=${HUNDREDFOLD_PORT:-50951}
+export COMPOSE_PROJECT_NAME=hundredfold-test HUNDREDFOLD_PORT=${HUNDREDFOLD_PORT:-50951} HUNDREDFOLD_HTTP_PORT=${HUNDREDFOLD_HTTP_PORT:-50950}
 STRANGER=hundredfold-test-stranger
 ENGINE_WORK=
 ENGINE_CACHE=${ENGINE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hundredfold-docker-test}

@@ -11,7 +11,8 @@ import yaml
 from hundredfold.config import ServiceSettings
 from support.repo import ROOT
 
-SERVICES = ("tokenizer", "scheduler", "worker")
+WITH_MODEL = ("tokenizer", "scheduler", "worker")
+SERVICES = ("gateway", *WITH_MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +25,12 @@ def dockerfile() -> str:
     return (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
 
 
-def test_only_the_door_is_published_and_only_on_loopback(compose: dict[str, Any]):
+def test_only_the_doors_are_published_and_only_on_loopback(compose: dict[str, Any]):
     published = {
         name: service["ports"] for name, service in compose["services"].items() if "ports" in service
     }
-    assert list(published) == ["tokenizer"]
-    assert [port.split(":")[0] for port in published["tokenizer"]] == ["127.0.0.1"]
+    assert sorted(published) == ["gateway", "tokenizer"]
+    assert {port.split(":")[0] for ports in published.values() for port in ports} == {"127.0.0.1"}
 
 
 def test_scheduler_and_worker_are_on_a_network_that_leads_nowhere(compose: dict[str, Any]):
@@ -53,10 +54,16 @@ def test_a_drain_fits_into_the_grace_period(compose: dict[str, Any], name: str):
     assert grace_s > ServiceSettings.model_fields["drain_grace_s"].default
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", WITH_MODEL)
 def test_services_read_models_and_only_the_pull_writes_them(compose: dict[str, Any], name: str):
     assert compose["services"][name]["volumes"] == ["models:/cache:ro"]
     assert compose["services"]["model"]["volumes"] == ["models:/cache"]
+
+
+def test_the_gateway_needs_no_model_and_reaches_the_door_alone(compose: dict[str, Any]):
+    gateway = compose["services"]["gateway"]
+    assert "volumes" not in gateway
+    assert gateway["networks"] == ["outside"]
 
 
 def test_gpu_settings_are_in_their_own_file_only(compose: dict[str, Any]):
@@ -73,7 +80,9 @@ def test_the_base_image_can_be_replaced_and_the_syntax_is_plain(dockerfile: str)
     assert "--link" not in dockerfile
 
 
-@pytest.mark.parametrize(("name", "port"), [("tokenizer", 50051), ("scheduler", 50052), ("worker", 50053)])
+@pytest.mark.parametrize(
+    ("name", "port"), [("gateway", 50050), ("tokenizer", 50051), ("scheduler", 50052), ("worker", 50053)]
+)
 def test_every_role_has_a_health_check_and_leaves_time_to_load(dockerfile: str, name: str, port: int):
     stage = dockerfile.split(f" AS {name}\n")[1].split("\nFROM ")[0]
     assert f'CMD ["python3", "-m", "hundredfold.probe", "127.0.0.1:{port}"]' in stage
@@ -81,5 +90,5 @@ def test_every_role_has_a_health_check_and_leaves_time_to_load(dockerfile: str, 
 
 
 def test_nothing_runs_as_root(dockerfile: str):
-    for stage in ("base", "worker"):
+    for stage in ("base", "gateway", "worker"):
         assert "\nUSER 10001:0\n" in dockerfile.split(f" AS {stage}\n")[1].split("\nFROM ")[0]

@@ -1,0 +1,227 @@
+"""The gateway before the real services: tokenizers killed under its streams, restarts, what lm-eval needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hundredfold import Client
+from support.stack import Stack, free_port
+
+STREAMS = 24
+TOKENS = 200
+
+
+class Gateway:
+    """A gateway's process before a stack's doors."""
+
+    def __init__(self, stack: Stack, *flags: str) -> None:
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.log = stack.directory / "gateway.log"
+        self._command = [
+            *(sys.executable, "-m", "hundredfold_gateway", "--listen", self.url.removeprefix("http://")),
+            *("--control-listen", f"127.0.0.1:{free_port()}", "--door", stack.address, *flags),
+        ]
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(self._command, stdout=output, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + 60
+        while self.health() != 200:
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
+    def health(self) -> int:
+        try:
+            return int(urllib.request.urlopen(f"{self.url}/health", timeout=5).status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def post(self, path: str, **body: Any) -> Any:
+        return json.loads(self._open(path, body).read())
+
+    def stream(self, **body: Any) -> tuple[str, str]:
+        """The text of a streamed completion, and its last line."""
+        text, last = "", ""
+        for line in self._open("/v1/completions", {**body, "stream": True}):
+            if line.strip():
+                last = line.decode().removeprefix("data: ").strip()
+            if last.startswith('{"id"') and line.strip():
+                text += json.loads(last)["choices"][0]["text"]
+        return text, last
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def _open(self, path: str, body: dict[str, Any]) -> Any:
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        return urllib.request.urlopen(request, timeout=120)
+
+
+@pytest.fixture
+def stack(tiny_model: str, tmp_path: Path) -> Iterator[Stack]:
+    running = Stack(tiny_model, tmp_path / "stack", {"worker": {"dtype": "fp32"}}, tokenizers=2)
+    running.start()
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def gateway(stack: Stack) -> Iterator[Gateway]:
+    running = Gateway(stack)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.process.wait()
+
+
+def under_streams(gateway: Gateway, trouble: Callable[[], None]) -> list[tuple[str, str]]:
+    """What ``STREAMS`` streams end with while something happens."""
+    with ThreadPoolExecutor(STREAMS) as pool:
+        asked = [
+            pool.submit(
+                gateway.stream,
+                prompt=f"Once {number}",
+                max_tokens=TOKENS,
+                temperature=1.0,
+                seed=number,
+                ignore_eos=True,
+            )
+            for number in range(STREAMS)
+        ]
+        troubling = threading.Thread(target=trouble)
+        troubling.start()
+        ends = [stream.result() for stream in asked]
+        troubling.join()
+    return ends
+
+
+def test_tokenizers_are_killed_under_the_streams(stack: Stack, gateway: Gateway):
+    undisturbed = under_streams(gateway, lambda: None)
+    assert {last for _, last in undisturbed} == {"[DONE]"}
+
+    def kill_each() -> None:
+        for name in ("tokenizer", "tokenizer-2"):
+            time.sleep(0.3)
+            stack.kill(name)
+            time.sleep(0.7)
+
+    before = stack.load().running
+    assert before == 0
+    assert under_streams(gateway, kill_each) == undisturbed
+    stack.wait_ready()
+    assert gateway.health() == 200
+    stack.wait_idle()
+
+
+def test_a_rolling_restart_of_doors_and_gateway_fails_nothing(stack: Stack, gateway: Gateway):
+    undisturbed = under_streams(gateway, lambda: None)
+
+    def restart_each() -> None:
+        for name in ("tokenizer", "tokenizer-2"):
+            assert stack.restart(name) == 0
+            stack.wait_ready()
+
+    assert under_streams(gateway, restart_each) == undisturbed
+    ends: list[tuple[str, str]] = []
+    streaming = threading.Thread(target=lambda: ends.extend(under_streams(gateway, lambda: None)))
+    streaming.start()
+    while stack.load().running < STREAMS:
+        time.sleep(0.02)
+    assert gateway.stop() == 0
+    streaming.join()
+    assert ends == undisturbed, "a drain lets streams finish"
+    gateway.start()
+    assert gateway.stream(prompt="x", max_tokens=2)[1] == "[DONE]"
+
+
+def test_a_client_that_vanishes_is_out_of_the_scheduler_within_a_second(stack: Stack, gateway: Gateway):
+    code = (
+        "import sys, urllib.request as r\n"
+        'body = b\'{"prompt": "x", "max_tokens": 1800, "ignore_eos": true, "stream": true}\'\n'
+        "got = r.urlopen(r.Request(sys.argv[1], body, {'content-type': 'application/json'}))\n"
+        "[got.readline() for _ in range(3)]; print('streaming', flush=True); input()\n"
+    )
+    command = [sys.executable, "-c", code, f"{gateway.url}/v1/completions"]
+    client = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+    assert client.stdout is not None
+    assert client.stdout.readline() == b"streaming\n"
+    os.kill(client.pid, signal.SIGKILL)
+    gone = time.monotonic()
+    client.wait()
+    while stack.load().running:
+        assert time.monotonic() - gone < 5
+        time.sleep(0.02)
+    assert time.monotonic() - gone < 2  # seconds; one, on a machine that is not busy
+    stack.wait_idle()
+
+
+def test_scores_are_those_of_the_door(stack: Stack, gateway: Gateway):
+    text = "Hé <|im_end|> 😀!"
+    body = gateway.post(
+        "/v1/completions", prompt=text, echo=True, logprobs=2, max_tokens=3, temperature=0, ignore_eos=True
+    )
+    (choice,) = body["choices"]
+    with Client(stack.address) as client:
+        ids = client.encode(text)
+        whole = client.generate(
+            token_ids=ids, prompt_logprobs=2, logprobs=2, max_tokens=3, temperature=0, ignore_eos=True
+        ).result()
+    scores = choice["logprobs"]
+    wanted = [entry.token.logprob for entry in whole.prompt_logprobs.tokens[1:]]
+    wanted += [entry.token.logprob for entry in whole.choices[0].logprobs]
+    assert scores["token_logprobs"] == [None, *wanted]
+    assert choice["text"] == text + whole.text
+    assert len(scores["tokens"]) == len(ids) + 3
+    places = [*scores["text_offset"], len(choice["text"])]
+    for token, start, end in zip(scores["tokens"], places, places[1:], strict=False):
+        if not token.startswith("bytes:"):
+            assert choice["text"][start:end] == token
+    assert body["usage"]["prompt_tokens"] == len(ids)
+    only = gateway.post("/v1/completions", prompt=[ids, ids[:4]], echo=True, logprobs=0, max_tokens=0)
+    assert [len(c["logprobs"]["tokens"]) for c in only["choices"]] == [len(ids), 4]
+    assert only["choices"][0]["logprobs"]["token_logprobs"] == pytest.approx(
+        scores["token_logprobs"][: len(ids)]
+    )
+    assert only["usage"]["completion_tokens"] == 0
+    assert gateway.post("/detokenize", tokens=ids) == {"prompt": text}
+
+
+def test_the_doors_refusals_name_the_parameter(gateway: Gateway):
+    def refusal(**body: Any) -> tuple[int, str]:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            gateway.post("/v1/completions", **{"prompt": "x", "max_tokens": 2, **body})
+        return refused.value.code, json.loads(refused.value.read())["error"]["param"]
+
+    assert refusal(temperature=-1) == (400, "temperature")
+    assert refusal(prompt="") == (400, "prompt")
+    assert refusal(prompt=[]) == (400, "prompt")
+    assert refusal(prompt=[600]) == (400, "prompt[0]")
+    assert refusal(prompt="x" * 5000) == (400, "prompt")
+    assert refusal(model="nope") == (404, "model")
+    assert refusal(logprobs=50) == (400, "logprobs")
+    assert refusal(stop=["a", ""]) == (400, "stop[1]")
+    assert refusal(logit_bias={"5": 500}) == (400, "logit_bias[5]")
