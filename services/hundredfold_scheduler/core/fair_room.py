@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from hundredfold_scheduler.core.policy import AdmissionOrder
 from hundredfold_scheduler.core.request import Sequence
 from hundredfold_scheduler.core.worker import Worker
@@ -20,7 +22,7 @@ class FairRoom:
 
     def __init__(self, order: AdmissionOrder) -> None:
         self._order = order
-        self._seen: dict[str, float] = {}
+        self._seen: OrderedDict[str, float] = OrderedDict()
         """Owners by the time of their last request, longest ago first."""
 
     @property
@@ -31,8 +33,8 @@ class FairRoom:
     def saw(self, sequence: Sequence, now: float) -> None:
         """A request came."""
         owner = self._order.owner(sequence)
-        self._seen.pop(owner, None)
         self._seen[owner] = now
+        self._seen.move_to_end(owner)
         self._forget(now)
 
     def keeps_from(self, sequence: Sequence, worker: Worker, num_blocks: int, room: int, now: float) -> bool:

@@ -3,11 +3,13 @@
 The rule is that of virtual token counters (Sheng et al., Fairness in Serving Large Language Models, 2024):
 who was served least goes next, and who comes back from being idle starts level with the least served that
 waits. So nobody saves up turns by asking for nothing, and nobody is held to account for a time when no one
-else asked.
+else asked. A new name starts where an owner would be who had its equal share all along, so that a stream of
+new names is one share more each and not all of them.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 MAX_IDLE = 4096
@@ -37,10 +39,12 @@ class Ledger:
     def __init__(self, max_idle: int = MAX_IDLE) -> None:
         self._max_idle = max_idle
         self._accounts: dict[tuple[int, str, int], Account] = {}
-        self._idle: dict[tuple[int, str, int], None] = {}
+        self._idle: OrderedDict[tuple[int, str, int], None] = OrderedDict()
         """Keys of accounts that nobody holds, idle longest first."""
         self._last: dict[int, Account] = {}
         """Whose turn it was last, by class."""
+        self._shares: dict[int, float] = {}
+        """Tokens that an owner was served who always waited, by class."""
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -61,13 +65,19 @@ class Ledger:
         """
         last = self._last.get(account.level)
         floor = least_waiting if least_waiting is not None else last.served if last is not None else 0
-        account.served = max(account.served, floor)
+        account.served = max(account.served, floor, int(self._shares.get(account.level, 0)))
 
-    def seat(self, account: Account, tokens: int) -> None:
-        """It was the owner's turn, and so many tokens will be computed for it."""
+    def seat(self, account: Account, tokens: int, num_owners: int) -> None:
+        """It was the owner's turn, one of so many, and so many tokens will be computed for it."""
         account.holders += 1
         account.served += tokens
         self._last[account.level] = account
+        self.share(account, tokens, num_owners)
+
+    def share(self, account: Account, tokens: int, num_owners: int) -> None:
+        """An owner was served tokens while so many, it among them, wanted to be."""
+        level = account.level
+        self._shares[level] = self._shares.get(level, 0.0) + tokens / max(1, num_owners)
 
     def close(self, account: Account) -> None:
         """Somebody who held the account is gone."""
@@ -77,6 +87,5 @@ class Ledger:
         key = (account.level, account.owner, account.priority)
         self._idle[key] = None
         if len(self._idle) > self._max_idle:
-            forgotten = next(iter(self._idle))
-            del self._idle[forgotten]
+            forgotten, _ = self._idle.popitem(last=False)
             del self._accounts[forgotten]

@@ -13,7 +13,7 @@ MAX_CANDIDATES = 32
 """Waiting sequences examined per step: the cost of a step does not grow with the queue."""
 MAX_BYPASSES = 32
 """Admissions that may overtake the first in line for want of memory; then all wait until it fits."""
-MAX_CLAIMS = 8 * MAX_BYPASSES
+MAX_CLAIMS = 2 * MAX_BYPASSES
 """The same for owners that hold less than their equal share: they take from what is kept for them."""
 
 

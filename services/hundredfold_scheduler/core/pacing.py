@@ -58,10 +58,10 @@ class StartPace:
             return False
         return not self._gathers(worker, waiting, now)
 
-    def due(self, worker: Worker) -> float | None:
+    def due(self, worker: Worker, waiting: WaitingQueue) -> float | None:
         """When a worker that gathers begins at the latest."""
         since = worker.gathers_since
-        return None if since is None else since + self.batch_timeout_s
+        return None if since is None or not len(waiting) else since + self.batch_timeout_s
 
     def _gathers(self, worker: Worker, waiting: WaitingQueue, now: float) -> bool:
         """A batch that is as large as it can be waits no longer, and neither does work that was begun."""
@@ -69,6 +69,7 @@ class StartPace:
         if (
             not self.batch_timeout_s
             or worker.running
+            or not worker.takes_new
             or not 0 < waiting.num_fresh == len(waiting)
             or waiting.num_fresh >= limits.max_num_seqs
             or waiting.num_tokens >= limits.max_num_batched_tokens

@@ -69,9 +69,8 @@ class Planner:
 
     def _may_start(self, worker: Worker, num_decodes: int, now: float) -> bool:
         waiting = self._state.waiting
-        return self._newcomers.can_seat(worker) and self._pace.may_start(
-            worker, waiting, num_decodes, self._step, now
-        )
+        may = self._pace.may_start(worker, waiting, num_decodes, self._step, now)
+        return may and self._newcomers.can_seat(worker)
 
     def _plan_beams(self, worker: Worker) -> None:
         """Let groups go on as their searches have chosen, where there are blocks for it."""

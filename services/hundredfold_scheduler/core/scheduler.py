@@ -195,7 +195,7 @@ class Scheduler:
         requests for long enough.
         """
         deadline = self.state.deadlines.peek()
-        due = [self._config.pace.due(worker) for worker in self.state.workers.values()]
+        due = [self._config.pace.due(worker, self.state.waiting) for worker in self.state.workers.values()]
         times = [when for when in (deadline.key if deadline is not None else None, *due) if when is not None]
         return min(times, default=None)
 

@@ -117,15 +117,17 @@ class WaitingQueue:
             owner = self._order.owner(sequence)
             account = lane.account or self._ledger.open(lane.level, owner, lane.priority)
             sequence.account = account
-            self._ledger.seat(account, missing)
+            self._ledger.seat(account, missing, self._num_owners(account.level))
             if lane.account is None:
                 self._ledger.close(account)
         self._place(lane)
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence ends that had a seat once: its owner's account is held by one less."""
-        if sequence.account is not None:
-            self._ledger.close(sequence.account)
+        account = sequence.account
+        if account is not None:
+            self._ledger.share(account, sequence.num_output, self._num_owners(account.level))
+            self._ledger.close(account)
             sequence.account = None
 
     def remove(self, sequence: Sequence) -> None:
@@ -228,6 +230,10 @@ class WaitingQueue:
         waiting = least.account.served if least is not None and least.account is not None else None
         lane.account = self._ledger.open(level, lane.owner, lane.priority)
         self._ledger.join(lane.account, waiting)
+
+    def _num_owners(self, level: int) -> int:
+        """Lanes of a class that wait, beside the one that was just served."""
+        return 1 + len(self._classes.get((level, False), ()))
 
     def _close(self, lane: Lane) -> None:
         if lane.account is not None:

@@ -1,0 +1,194 @@
+"""The scheduler's core before a worker that takes time: a clock that jumps, a cost model of steps, no
+sleeping.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hundredfold_scheduler.core.intake import QueueLimits
+from hundredfold_scheduler.core.integrity import check_all
+from hundredfold_scheduler.core.limits import WorkerLimits
+from hundredfold_scheduler.core.request import Request, Submission
+from hundredfold_scheduler.core.scheduler import Scheduler, SchedulerConfig
+from hundredfold_scheduler.core.step import EndReason, RowEnd, StepPlan, StepResult
+
+CPU_LIKE = WorkerLimits(
+    model_fingerprint="model",
+    max_model_len=8192,
+    vocab_size=1000,
+    block_size=32,
+    num_blocks=2048,
+    max_num_seqs=64,
+    max_num_batched_tokens=512,
+)
+"""A small CPU server: 64 seats, room for 65,536 tokens."""
+UNBOUNDED = QueueLimits(max_requests=10**9, max_tokens=10**9)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a step takes, in seconds; about that of a small model on two cores."""
+
+    fixed: float = 0.015
+    per_row: float = 0.000_25
+    per_token: float = 0.000_15
+
+    def seconds(self, plan: StepPlan) -> float:
+        """The time of a plan; rows of one token are decodes."""
+        rows = sum(count == 1 for count in plan.num_tokens)
+        return self.fixed + self.per_row * rows + self.per_token * (sum(plan.num_tokens) - rows)
+
+
+@dataclass(slots=True)
+class _Held:
+    computed: int
+    known: int
+    end: int
+    """Tokens at which it has ended."""
+
+
+class Echo:
+    """Answers plans as a worker would whose sequences end by length alone; checks nothing."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, _Held] = {}
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """One id for every row that reaches its last known token."""
+        for new in plan.new_sequences:
+            prompt, output = len(new.prompt), len(new.output)
+            self._held[new.slot] = _Held(new.num_computed_tokens, prompt + output, prompt + new.max_tokens)
+        computed, counts, ends = [], [], []
+        for row, (slot, num_tokens) in enumerate(zip(plan.slots, plan.num_tokens, strict=True)):
+            held = self._held[slot]
+            if held.known == held.end:
+                computed.append(held.computed)
+                counts.append(0)
+                continue
+            held.computed += num_tokens
+            sampled = held.computed == held.known
+            held.known += sampled
+            computed.append(held.computed)
+            counts.append(int(sampled))
+            if held.known == held.end:
+                ends.append(RowEnd(row, EndReason.LENGTH))
+        return StepResult(plan.step, computed, counts, [7] * sum(counts), ends)
+
+
+@dataclass(slots=True)
+class Life:
+    """Times of one request; 0 for what has not happened."""
+
+    submitted: float
+    request: Request
+    first_token: float = 0.0
+    ended: float = 0.0
+    token_times: list[float] = field(default_factory=list)
+
+    @property
+    def started(self) -> float:
+        """When a step first worked on it."""
+        return self.request.lead.first_step_at
+
+    @property
+    def ttft(self) -> float:
+        """Seconds until its first token."""
+        return self.first_token - self.submitted
+
+
+class Simulation:
+    """One scheduler, one worker, one replica. Requests are known by the stream id that ``submit`` returns."""
+
+    def __init__(
+        self, config: SchedulerConfig | None = None, limits: WorkerLimits = CPU_LIKE, cost: Cost = Cost()
+    ) -> None:
+        self.config = config or SchedulerConfig(UNBOUNDED)
+        self.cost = cost
+        self.limits = limits
+        self.now = 0.0
+        self.lives: dict[int, Life] = {}
+        self.steps: list[tuple[float, float, StepPlan]] = []
+        """Start, end and plan of each step."""
+        self.on_end: Callable[[int], None] = lambda stream_id: None
+        self.scheduler = Scheduler(self.config, seed=b"test" * 8)
+        self.replica = self.scheduler.attach("replica", lambda: None, 0.0)
+        self.worker = self.scheduler.connect("worker", limits, 0.0)
+        self._echo = Echo()
+        self._results: deque[tuple[float, StepResult]] = deque()
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = 0
+
+    def at(self, when: float, action: Callable[[], object]) -> None:
+        """Do something at a time."""
+        self._numbers += 1
+        heapq.heappush(self._events, (when, self._numbers, action))
+
+    def submit(self, length: int, max_tokens: int, *, tenant: str = "", priority: int = 0) -> int:
+        """A request now, with a prompt that no other shares."""
+        stream_id = len(self.lives)
+        prompt = array("I", [3 + (stream_id * 7919 + i * 31) % 990 for i in range(length)])
+        request = self.scheduler.submit(
+            self.replica,
+            Submission(
+                stream_id,
+                f"request-{stream_id}",
+                prompt,
+                max_tokens,
+                None,
+                priority=priority,
+                tenant=tenant,
+            ),
+            self.now,
+        )
+        assert request is not None
+        self.lives[stream_id] = Life(self.now, request)
+        return stream_id
+
+    def run(self, until: float = float("inf")) -> None:
+        """Let time pass until then, or until nothing is left to do."""
+        while True:
+            self._plan_ahead()
+            times = [self._results[0][0]] if self._results else []
+            times += [self._events[0][0]] if self._events else []
+            due = self.scheduler.next_due()
+            times += [due] if due is not None else []
+            if not times or min(times) > until:
+                break
+            self.now = max(self.now, min(times))
+            while self._events and self._events[0][0] <= self.now:
+                heapq.heappop(self._events)[2]()
+            if self._results and self._results[0][0] <= self.now:
+                self.scheduler.apply(self.worker, self._results.popleft()[1], self.now)
+                self._read()
+        check_all(self.scheduler.state)
+
+    def _plan_ahead(self) -> None:
+        while (plan := self.scheduler.plan(self.worker, self.now)) is not None:
+            start = max(self.now, self._results[-1][0] if self._results else 0.0)
+            seconds = self.cost.seconds(plan)
+            result = self._echo.step(plan)
+            result.step_us = round(seconds * 1e6)
+            self.steps.append((start, start + seconds, plan))
+            self._results.append((start + seconds, result))
+
+    def _read(self) -> None:
+        batch = self.replica.outbox.drain()
+        for stream_id, count in zip(batch.stream_ids, batch.counts, strict=True):
+            life = self.lives[stream_id]
+            life.first_token = life.first_token or self.now
+            life.token_times += [self.now] * count
+        assert not batch.failed
+        for finished in batch.finished:
+            self.lives[finished.stream_id].ended = self.now
+            self.on_end(finished.stream_id)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value that ``share`` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

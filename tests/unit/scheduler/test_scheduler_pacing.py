@@ -1,0 +1,174 @@
+"""When newcomers start and how long a step is: each setting's effect, and that its default has none."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from hundredfold_scheduler.core.pacing import StartPace, WholeBudget, WithinTime
+from hundredfold_scheduler.core.scheduler import SchedulerConfig
+from hundredfold_scheduler.core.step_cost import StepCost
+from support.scheduler_simulation import CPU_LIKE, UNBOUNDED, Cost, Simulation
+
+
+def test_the_cost_of_steps_is_learned() -> None:
+    """From noisy steps of mixed sizes to within a tenth of any step in their range."""
+    rng = random.Random(5)
+    cost = StepCost()
+    for _ in range(200):
+        rows, tokens = rng.randrange(64), rng.choice([0, 0, rng.randrange(500)])
+        seconds = 0.015 + 0.000_25 * rows + 0.000_15 * tokens
+        cost.observe(rows, tokens, seconds * rng.uniform(0.95, 1.05))
+    for rows, tokens in ((0, 400), (60, 0), (30, 200)):
+        seconds = 0.015 + 0.000_25 * rows + 0.000_15 * tokens
+        assert cost.predict(rows, tokens) == pytest.approx(seconds, rel=0.1)
+    assert cost.tokens_within(0.06, 40) == pytest.approx((0.06 - 0.015 - 0.01) / 0.000_15, rel=0.15)
+
+
+def test_what_was_learned_stays_while_nothing_new_is_seen() -> None:
+    """Hours of decodes alone say nothing about prompts: their cost is not forgotten."""
+    cost = StepCost()
+    for step in range(50):
+        cost.observe(10, 0 if step % 2 else 300, 0.02 + (0 if step % 2 else 0.045))
+    before = cost.tokens_within(0.05, 10)
+    for _ in range(2000):
+        cost.observe(10, 0, 0.02)
+        cost.tokens_within(0.05, 10)
+    assert cost.tokens_within(0.05, 10) == pytest.approx(before, rel=0.1)
+
+
+def test_a_slower_machine_is_noticed() -> None:
+    cost = StepCost()
+    for factor in (1.0, 3.0):
+        for tokens in (0, 100, 200, 300) * 20:
+            cost.observe(8, tokens, factor * (0.01 + 0.000_1 * tokens))
+    assert cost.predict(8, 200) == pytest.approx(0.09, rel=0.1)
+
+
+def test_nothing_is_risked_before_anything_is_known() -> None:
+    cost = StepCost()
+    assert cost.tokens_within(10.0, 0) == 64
+    cost.observe(0, 64, 0.001)
+    assert cost.tokens_within(10.0, 0) == 128
+    cost.observe(0, 0, 0.0)
+    assert cost.tokens_within(0.0, 0) <= 0
+
+
+def batch_sizes(simulation: Simulation) -> list[int]:
+    """Newcomers of each step that had some."""
+    return [len(plan.new_sequences) for _, _, plan in simulation.steps if plan.new_sequences]
+
+
+@pytest.mark.parametrize(("timeout_ms", "first"), [(0, 1), (50, 6)])
+def test_an_idle_worker_gathers_its_first_batch(timeout_ms: int, first: int) -> None:
+    """Six requests within 40 ms: they start one by one, or together after 50 ms."""
+    simulation = Simulation(SchedulerConfig(UNBOUNDED, pace=StartPace(timeout_ms / 1e3)))
+    for i in range(6):
+        simulation.at(1.0 + 0.008 * i, lambda: simulation.submit(20, 4))
+    simulation.run()
+    assert batch_sizes(simulation)[0] == first
+    assert simulation.lives[0].started == pytest.approx(1.0 + timeout_ms / 1e3)
+    assert all(life.ended for life in simulation.lives.values())
+
+
+@pytest.mark.parametrize(("length", "count"), [(5, 64), (300, 2)])
+def test_a_batch_that_is_full_is_not_waited_for(length: int, count: int) -> None:
+    """All seats, or all tokens of a step, are spoken for before the second is over."""
+    simulation = Simulation(SchedulerConfig(UNBOUNDED, pace=StartPace(1.0)))
+    for i in range(count):
+        simulation.at(1.0 + 0.001 * i, lambda: simulation.submit(length, 2))
+    simulation.run()
+    assert simulation.lives[0].started == pytest.approx(1.0 + 0.001 * (count - 1))
+
+
+def test_only_an_idle_worker_gathers() -> None:
+    """One that decodes takes newcomers at once."""
+    simulation = Simulation(SchedulerConfig(UNBOUNDED, pace=StartPace(1.0)))
+    simulation.at(0.0, lambda: simulation.submit(20, 200))
+    simulation.at(2.0, lambda: simulation.submit(20, 4))
+    simulation.run()
+    waited = [life.started - life.submitted for life in simulation.lives.values()]
+    assert waited[0] == pytest.approx(1.0)
+    assert waited[1] < 0.05
+
+
+def test_a_request_that_goes_away_while_it_is_waited_for_leaves_nothing() -> None:
+    simulation = Simulation(SchedulerConfig(UNBOUNDED, pace=StartPace(1.0)))
+    simulation.at(0.0, lambda: simulation.submit(20, 4))
+    simulation.at(0.5, lambda: simulation.scheduler.cancel(simulation.replica, 0, simulation.now))
+    simulation.run(0.6)
+    assert simulation.scheduler.plan(simulation.worker, 0.7) is None
+    assert simulation.scheduler.next_due() is None
+    simulation.at(5.0, lambda: simulation.submit(20, 4))
+    simulation.run()
+    assert simulation.lives[1].started == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize("interval", [1, 8])
+def test_new_prompts_start_every_so_many_steps_while_others_decode(interval: int) -> None:
+    """Item 8: a request in each step would disturb every step of a decode."""
+    simulation = Simulation(SchedulerConfig(UNBOUNDED, pace=StartPace(interval=interval)))
+    simulation.at(0.0, lambda: simulation.submit(20, 300))
+    for i in range(60):
+        simulation.at(0.5 + 0.02 * i, lambda: simulation.submit(20, 2))
+    simulation.run()
+    starts = [plan.step for _, _, plan in simulation.steps if plan.new_sequences][1:]
+    gaps = [later - earlier for earlier, later in pairwise(starts)]
+    assert min(gaps) >= interval
+    assert (max(batch_sizes(simulation)) > 3) is (interval == 8)
+    assert all(life.ended for life in simulation.lives.values())
+
+
+def test_the_interval_holds_nobody_up_where_nothing_decodes() -> None:
+    simulation = Simulation(SchedulerConfig(UNBOUNDED, pace=StartPace(interval=1000)))
+    for i in range(5):
+        simulation.at(float(i), lambda: simulation.submit(20, 1))
+    simulation.run()
+    assert all(life.started == life.submitted for life in simulation.lives.values())
+
+
+def gaps_beside_a_long_prompt(config: SchedulerConfig) -> list[float]:
+    """Seconds between two tokens of four decodes while a prompt of 64 steps comes in (item 8)."""
+    simulation = Simulation(config, replace(CPU_LIKE, max_model_len=40_000))
+    for _ in range(4):
+        simulation.at(0.0, lambda: simulation.submit(20, 400))
+    simulation.at(1.0, lambda: simulation.submit(4000, 2))  # the steps' cost is learned from it
+    simulation.at(4.0, lambda: simulation.submit(64 * 512, 2))
+    simulation.run()
+    times = [life.token_times for life in list(simulation.lives.values())[:4]]
+    return [b - a for own in times for a, b in pairwise(own) if a > 4.0]
+
+
+def test_a_long_prompt_does_not_stretch_steps_past_the_target() -> None:
+    """Steps of 93 ms without a target, of at most 40 ms with it; and the prompt gets all of the 40."""
+    without = gaps_beside_a_long_prompt(SchedulerConfig(UNBOUNDED, share=WholeBudget()))
+    within = gaps_beside_a_long_prompt(SchedulerConfig(UNBOUNDED, share=WithinTime(0.040)))
+    assert max(without) > 0.09
+    assert max(within) < 0.042
+    assert sorted(within)[len(within) // 2] > 0.036
+
+
+def test_prompts_come_to_an_end_where_decodes_take_the_whole_target() -> None:
+    simulation = Simulation(
+        SchedulerConfig(UNBOUNDED, share=WithinTime(0.010)), cost=Cost(fixed=0.02), limits=CPU_LIKE
+    )
+    simulation.at(0.0, lambda: simulation.submit(20, 400))
+    simulation.at(1.0, lambda: simulation.submit(640, 2))
+    simulation.run()
+    assert all(life.ended for life in simulation.lives.values())
+
+
+def test_a_target_that_is_never_reached_changes_nothing() -> None:
+    """A target above all steps gives the plans of no target, once the worker has shown what it can."""
+
+    def plans(config: SchedulerConfig) -> list[list[int]]:
+        simulation = Simulation(config)
+        for i in range(12):
+            simulation.at(0.3 * i, lambda: simulation.submit(500, 20))
+        simulation.run()
+        return [plan.num_tokens for start, _, plan in simulation.steps if start > 1.0]
+
+    assert plans(SchedulerConfig(UNBOUNDED, share=WithinTime(60.0))) == plans(SchedulerConfig(UNBOUNDED))
