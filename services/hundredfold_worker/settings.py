@@ -73,7 +73,7 @@ class WorkerSettings(ServiceSettings):
     """The only plugins to use, as NAME or GROUP:NAME such as attention:torch; all when unset."""
 
     deny_plugins: tuple[str, ...] = ()
-    """Plugins not to use, as NAME or GROUP:NAME."""
+    """Plugins not to use, as NAME or GROUP:NAME; NAME@DISTRIBUTION for one of two that have a name."""
 
     @field_validator("block_size")
     @classmethod

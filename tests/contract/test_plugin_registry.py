@@ -136,6 +136,21 @@ def test_two_distributions_with_one_name_stop_the_start(site: Site) -> None:
     assert "twin" not in Registry(GROUP, deny=["twin"]).names()
 
 
+@pytest.mark.parametrize("spelling", ["twin", "kv_cache:twin", "hundredfold.kv_cache:twin"])
+def test_one_of_two_can_be_denied(site: Site, spelling: str) -> None:
+    first, second = site.good("acme-first", "twin"), site.good("acme-second", "twin", version="3.1")
+    with pytest.raises(PluginError, match="deny_plugins = twin@acme-second"):
+        Registry(GROUP)
+    registry = Registry(GROUP, deny=[f"{spelling}@acme-second"])
+    registry.get("twin")
+    assert first in sys.modules
+    assert second not in sys.modules
+    assert {r.distribution: r.state for r in registry.records() if r.name == "twin"} == {
+        "acme-first 1.0": PluginState.LOADED,
+        "acme-second 3.1": PluginState.DENIED,
+    }
+
+
 def test_one_distribution_seen_twice_is_one(site: Site, tmp_path: Path) -> None:
     site.good("acme-copy", "copy")
     sys.path.append(str(tmp_path))  # the fixture takes the whole path back

@@ -45,5 +45,9 @@ def refuse_duplicates(group: str, found: list[Found]) -> None:
         if first is not item:
             both = f"{first.distribution} and {item.distribution}"
             raise PluginError(
-                group, item.entry_point.name, both, "two plugins have this name; uninstall or deny one"
+                group,
+                item.entry_point.name,
+                both,
+                "two plugins have this name; uninstall one, or deny one: deny_plugins = "
+                f"{item.entry_point.name}@{item.distribution.split()[0]}",
             )

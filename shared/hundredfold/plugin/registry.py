@@ -18,7 +18,8 @@ class Registry:
     """The plugins of one group.
 
     ``allow`` names the only ones to use (``None``: all), ``deny`` those not to; entries are names, or
-    ``GROUP:NAME`` such as ``attention:torch`` where a name occurs in several groups. Deny wins.
+    ``GROUP:NAME`` such as ``attention:torch`` where a name occurs in several groups. ``@DISTRIBUTION`` behind
+    either means the one that this distribution brings. Deny wins.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class Registry:
         self._failed: dict[str, PluginError] = {}
         open_to_use = []
         for item in find(group):
-            why = self._why_denied(item.entry_point.name, allow, deny)
+            why = self._why_denied(item, allow, deny)
             if why is None:
                 open_to_use.append(item)
             else:
@@ -124,8 +125,10 @@ class Registry:
         names = ", ".join(self.names()) or "none"
         return PluginError(self.group, name, "no distribution", f"it is not installed; installed: {names}")
 
-    def _why_denied(self, name: str, allow: Collection[str] | None, deny: Collection[str]) -> str | None:
+    def _why_denied(self, item: Found, allow: Collection[str] | None, deny: Collection[str]) -> str | None:
+        name, origin = item.entry_point.name, item.distribution.split()[0]
         spellings = {name, f"{self.group}:{name}", f"{self.group.removeprefix('hundredfold.')}:{name}"}
+        spellings |= {f"{spelling}@{origin}" for spelling in spellings}
         if spellings & set(deny):
             return "it is on the deny list"
         if allow is not None and not spellings & set(allow):
