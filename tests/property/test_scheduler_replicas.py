@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hundredfold_scheduler.core.beam_search import BeamTerms
 from hundredfold_scheduler.core.failures import Code
 from hundredfold_scheduler.core.integrity import check_all
 from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_scheduler.core.step import EndReason
-from support.fake_worker import EOS, Script, expected_output
+from support.fake_worker import EOS, Script, expected_beams, expected_output
 from support.scheduler_harness import Received
 from support.scheduler_house import House
 
@@ -37,6 +38,7 @@ class Asked:
     max_tokens: int
     script: Script
     received: Received
+    beams: BeamTerms | None
     cancelled: bool = False
 
 
@@ -59,10 +61,21 @@ class Life:
         prompt = prompt + [rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 40))]
         max_tokens = rng.choice([0, 1, 5, 16, 40, 500])
         script = Script(rng.choice([0, 0, 1, 12]), fail_at=0 if rng.random() < 0.97 else rng.randrange(1, 6))
+        n, beams = rng.choice([1, 1, 2, 3]), None
+        if max_tokens and rng.random() < 0.15:
+            beams = BeamTerms(rng.choice([2, 3]), 1.0, rng.random() < 0.3)
+            n, script = 1, replace(script, stop_at=0)
         received = self.house.submit(
-            stream_id, prompt, max_tokens, script, tenant=rng.choice("xy"), priority=rng.choice([0, 0, 1])
+            stream_id,
+            prompt,
+            max_tokens,
+            script,
+            tenant=rng.choice("xy"),
+            priority=rng.choice([0, 0, 1]),
+            n=n,
+            beams=beams,
         )
-        self.asked[stream_id] = Asked(prompt, max_tokens, script, received)
+        self.asked[stream_id] = Asked(prompt, max_tokens, script, received, beams)
 
     def disturb(self) -> None:
         """Workers come, go, die and fall silent; clients go; now and then the scheduler dies."""
@@ -116,21 +129,36 @@ class Life:
     def check(self, asked: Asked) -> None:
         """Delivered ids are a beginning of the right answer, and the end is the right one."""
         received = asked.received
-        room = WIDE.room_for_output(len(asked.prompt))
-        right = expected_output(asked.prompt, min(asked.max_tokens, room), asked.script, VOCAB)
-        if 0 < asked.script.fail_at <= len(right):
-            right = right[: asked.script.fail_at - 1]
-        assert received.ids == right[: len(received.ids)]
         if asked.cancelled:
             assert not received.ended
-        elif received.finished is not None:
-            assert received.ids == right
-            stopped = bool(right) and right[-1] == EOS
-            assert received.finished.reason is (EndReason.STOP if stopped else EndReason.LENGTH)
         else:
-            assert received.failure is not None
+            assert received.ended
+        if received.failure is not None:
             assert received.failure.code == Code.INTERNAL
             assert asked.script.fail_at or self.deaths >= 3
+        if asked.beams is not None:
+            self.check_beams(asked, asked.beams)
+            return
+        room = WIDE.room_for_output(len(asked.prompt))
+        for index, choice in enumerate(received.choices):
+            right = expected_output(asked.prompt, min(asked.max_tokens, room), asked.script, VOCAB, index)
+            if 0 < asked.script.fail_at <= len(right):
+                right = right[: asked.script.fail_at - 1]
+            assert choice.ids == right[: len(choice.ids)]
+            if choice.finished is not None:
+                assert choice.ids == right
+                stopped = bool(right) and right[-1] == EOS
+                assert choice.finished.reason is (EndReason.STOP if stopped else EndReason.LENGTH)
+
+    def check_beams(self, asked: Asked, terms: BeamTerms) -> None:
+        """The best beam, or nothing."""
+        received = asked.received
+        if received.finished is None:
+            assert not received.ids
+            return
+        room = WIDE.room_for_output(len(asked.prompt), terms.width)
+        best = expected_beams(asked.prompt, min(asked.max_tokens, room), terms, VOCAB)[0]
+        assert (received.ids, received.finished.reason) == (list(best.output), best.reason)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -34,7 +34,7 @@ class Replay:
         self._hashers = {key: hasher for key, hasher in self._hashers.items() if key[0] == model}
         key = model, limits.block_size
         hasher = self._hashers.setdefault(key, BlockHasher(self._seed, *key))
-        worker = Worker(name, limits, Cache(limits.num_blocks, hasher), Slots(limits.max_num_seqs))
+        worker = Worker(name, limits, Cache(limits.num_blocks, hasher, limits.sliding_window), Slots(limits.max_num_seqs))
         self._state.workers[name] = worker
         if self._state.known.see(name, limits):
             self._settle_waiting(now)
@@ -62,7 +62,8 @@ class Replay:
             return
         max_tokens = min(submission.max_tokens, limits.room_for_output(length, beams))
         if group is not None:
-            group.set_max_tokens(max_tokens)
+            if group.lead in still:
+                group.set_max_tokens(max_tokens)
             return
         for sequence in still:
             sequence.set_max_tokens(max_tokens)
@@ -80,6 +81,7 @@ class Replay:
         worker.parked.clear()
         del state.workers[worker.name]
         state.totals.worker_losses += not worker.leaving
+        replayed = []
         for sequence in ran:
             sequence.started = True
             if sequence.beams is not None and sequence is not sequence.beams.lead:
@@ -88,12 +90,15 @@ class Replay:
                 continue
             sequence.deaths += not worker.leaving
             self._put_back(sequence)
-            if sequence.deaths >= MAX_DEATHS:
-                message = f"the request was running when a worker failed, {MAX_DEATHS} times"
-                self._ending.fail(sequence.request, Failure(Code.INTERNAL, message), now)
-            else:
+            replayed.append(sequence)
+        # Only now that nothing is on the worker any more: an end takes all choices of its request along.
+        for sequence in replayed:
+            if sequence.deaths < MAX_DEATHS:
                 state.totals.replays += 1
                 self._observer.replayed(sequence)
+            elif sequence.status is not Status.DONE:
+                message = f"the request was running when a worker failed, {MAX_DEATHS} times"
+                self._ending.fail(sequence.request, Failure(Code.INTERNAL, message), now)
 
     def _put_back(self, sequence: Sequence) -> None:
         """Queue it again, or let it wait for another of its request that computes the same prompt before."""

@@ -185,6 +185,30 @@ def test_a_poisonous_request_is_told_from_its_neighbours_across_workers() -> Non
     house.assert_empty()
 
 
+def test_a_poisonous_request_takes_all_its_choices_along() -> None:
+    """Three choices of one request run when a third worker dies of it: one end for all of them."""
+    house = House(fleet=dict.fromkeys("ab", ROOMY))
+    poison = house.submit(0, prompt(0), 60, n=3)
+    well = house.submit(1, prompt(1), 60)
+    deaths = 0
+    for _ in range(200):
+        house.turn()
+        request = house.scheduler.state.requests.get("request-0")
+        if request is None:
+            continue
+        at = {s.worker.name for s in request.sequences.values() if s.worker is not None and s.total > 35}
+        for name in at:
+            deaths += 1
+            house.die(name)
+            house.join(name, ROOMY)
+    house.run()
+    assert deaths >= 3
+    assert poison.failure is not None
+    assert poison.failure.code == Code.INTERNAL
+    assert_right(well, prompt(1), 60)
+    house.assert_empty()
+
+
 def test_a_request_goes_where_it_fits_and_is_refused_only_where_nobody_can() -> None:
     """Workers differ in context, blocks and block size."""
     wide = replace(ROOMY, max_model_len=400, block_size=32, num_blocks=64)
