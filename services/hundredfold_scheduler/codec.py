@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from array import array
+from dataclasses import fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 from hundredfold.internal.v1 import scheduler_pb2, sequence_pb2, worker_pb2
 from hundredfold_scheduler.core.beam_search import BeamTerms
-from hundredfold_scheduler.core.failures import Failure, WorkerProtocolError
+from hundredfold_scheduler.core.failures import WorkerProtocolError
 from hundredfold_scheduler.core.outbox import FinishedChoice, OutputBatch
 from hundredfold_scheduler.core.request import Submission
 from hundredfold_scheduler.core.step import (
-    Branch,
     Candidates,
     EndReason,
     NewSequence,
@@ -24,6 +29,10 @@ from hundredfold_scheduler.core.step import (
     StepResult,
 )
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_M = TypeVar("_M", bound=Message)
 _MAX_STATUS = 16
 _REASONS = {EndReason.STOP: sequence_pb2.END_REASON_STOP, EndReason.LENGTH: sequence_pb2.END_REASON_LENGTH}
 
@@ -83,98 +92,52 @@ def outputs_message(batch: OutputBatch) -> scheduler_pb2.AttachResponse:
         token_ids=batch.token_ids,
         finished=[_finished_message(finished) for finished in batch.finished],
         failed=[
-            scheduler_pb2.FailedRequest(stream_id=stream_id, failure=_failure_message(failure))
+            scheduler_pb2.FailedRequest(stream_id=stream_id, failure=_message(sequence_pb2.Failure, failure))
             for stream_id, failure in batch.failed
         ],
     )
     for stream_id, index, scores in batch.scores:
-        outputs.scores.add(stream_id=stream_id, index=index, scores=_scores_message(scores))
+        outputs.scores.add(stream_id=stream_id, index=index, scores=_message(sequence_pb2.Scores, scores))
     return scheduler_pb2.AttachResponse(outputs=outputs)
 
 
 def _finished_message(finished: FinishedChoice) -> scheduler_pb2.FinishedChoice:
-    account = finished.account
-    return scheduler_pb2.FinishedChoice(
-        stream_id=finished.stream_id,
-        index=finished.index,
-        reason=_REASONS[finished.reason],
-        stop_token_id=finished.stop_token_id,
-        beam_score=finished.beam_score,
-        account=scheduler_pb2.ChoiceAccount(
-            cached_tokens=account.cached_tokens,
-            queue_us=account.queue_us,
-            prefill_us=account.prefill_us,
-            decode_us=account.decode_us,
-            preemptions=account.preemptions,
-        ),
-    )
-
-
-def _failure_message(failure: Failure) -> sequence_pb2.Failure:
-    return sequence_pb2.Failure(
-        code=failure.code,
-        message=failure.message,
-        field=failure.field,
-        retry_after_ms=failure.retry_after_ms,
-    )
-
-
-def _scores_message(scores: Scores) -> sequence_pb2.Scores:
-    return sequence_pb2.Scores(
-        position=scores.position,
-        logprobs=scores.logprobs,
-        ranks=scores.ranks,
-        width=scores.width,
-        top_token_ids=scores.top_token_ids,
-        top_logprobs=scores.top_logprobs,
-    )
+    account = _message(scheduler_pb2.ChoiceAccount, finished.account)
+    reason = _REASONS[finished.reason]
+    return _message(scheduler_pb2.FinishedChoice, finished, reason=reason, account=account)
 
 
 def plan_message(plan: StepPlan) -> worker_pb2.ExecuteRequest:
     """A step as the worker reads it."""
-    message = worker_pb2.StepPlan(
-        step=plan.step,
-        released_slots=plan.released_slots,
-        grown_slots=plan.grown_slots,
-        grown_counts=plan.grown_counts,
-        grown_block_ids=plan.grown_block_ids,
-        slots=plan.slots,
-        num_tokens=plan.num_tokens,
-        num_draft_tokens=plan.num_draft_tokens,
+    message = _message(
+        worker_pb2.StepPlan,
+        plan,
         new_sequences=[_new_sequence_message(new) for new in plan.new_sequences],
-        branches=[_branch_message(branch) for branch in plan.branches],
+        branches=[_message(worker_pb2.Branch, branch) for branch in plan.branches],
         copies=[worker_pb2.BlockCopy(source=source, destination=own) for source, own in plan.copies],
     )
     return worker_pb2.ExecuteRequest(plan=message)
 
 
-def _branch_message(branch: Branch) -> worker_pb2.Branch:
-    return worker_pb2.Branch(
-        slot=branch.slot,
-        source_slot=branch.source_slot,
-        token_id=branch.token_id,
-        kept_blocks=branch.kept_blocks,
-        block_ids=branch.block_ids,
-    )
-
-
 def _new_sequence_message(new: NewSequence) -> worker_pb2.NewSequence:
-    message = worker_pb2.NewSequence(
-        slot=new.slot,
-        sequence_id=new.sequence_id,
-        prompt_token_ids=new.prompt,
-        output_token_ids=new.output,
-        block_ids=new.block_ids,
-        num_computed_tokens=new.num_computed_tokens,
-        params=new.params,  # type: ignore[arg-type] # opaque to the core, and what the door sent
-        choice_index=new.choice_index,
-        traceparent=new.traceparent,
-        num_candidates=new.num_candidates,
-    )
+    message = _message(worker_pb2.NewSequence, new, prompt_token_ids=new.prompt, output_token_ids=new.output)
     message.params.max_tokens = new.max_tokens
     if new.prompt_is_scored:
         message.params.ClearField("prompt_logprobs")
     return message
+
+
+def _message(kind: type[_M], source: DataclassInstance, **other: Any) -> _M:
+    """A message with what it and a dataclass have under the same name, and with ``other``."""
+    common = {
+        name: getattr(source, name) for name in _common(kind.DESCRIPTOR, type(source)) if name not in other
+    }
+    return kind(**common, **other)
+
+
+@cache
+def _common(kind: Descriptor, source: type[DataclassInstance]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(source) if field.name in kind.fields_by_name)
 
 
 def result_of(message: worker_pb2.StepResult) -> StepResult:
