@@ -30,6 +30,10 @@ MAX_STDIN_BYTES = 64 * 1024 * 1024
 @click.option("--seed", type=int, help="Makes sampling repeatable.")
 @click.option("--stop", multiple=True, help="Text that ends the answer; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end of sequence.")
+@click.option("-n", "n", type=int, help="Answers to generate; each begins with a line of its own.")
+@click.option("--beam-width", type=int, help="Search with so many beams instead of sampling.")
+@click.option("--length-penalty", type=float, help="Above 1 a beam search favours long answers.")
+@click.option("--early-stopping", is_flag=True, default=None, help="End it with the first complete beams.")
 @click.option("--model", help="The model to ask for. [default: the one that is served]")
 @click.option("--timeout", "timeout_s", type=float, help="Give up after this many seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of the text.")
@@ -62,12 +66,14 @@ def command(
             stream = client.generate(**prompt, timeout=timeout_s, **sampling)
         except (TypeError, ValueError) as error:
             raise click.UsageError(str(error)) from None
-        watch = _read(stream, show=not as_json)
+        watch = _read(stream, show=not as_json and sampling["n"] in (None, 1))
     answer = stream.answer
     if as_json:
         click.echo(json.dumps(_report(answer, watch), ensure_ascii=False))
     else:
-        if not answer.text.endswith("\n"):
+        if len(answer.choices) > 1:
+            _show_choices(answer)
+        elif not answer.text.endswith("\n"):
             click.echo()
         if sys.stderr.isatty():
             click.secho(_figures(answer, watch), dim=True, err=True)
@@ -99,6 +105,13 @@ def _read(stream: GenerateStream, *, show: bool) -> _Watch:
     return watch
 
 
+def _show_choices(answer: Answer) -> None:
+    for number, choice in enumerate(answer.choices, 1):
+        score = "" if choice.beam_score is None else f", score {choice.beam_score:.4f}"
+        click.secho(f"--- {number} of {len(answer.choices)} ({choice.finish_reason}{score})", bold=True)
+        click.echo(choice.text, nl=not choice.text.endswith("\n"))
+
+
 def _standard_input() -> str:
     raw = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
     if len(raw) > MAX_STDIN_BYTES:
@@ -112,6 +125,16 @@ def _standard_input() -> str:
 def _report(answer: Answer, watch: _Watch) -> dict[str, Any]:
     choice = answer.choices[0]
     timings = answer.timings
+    choices = [
+        {
+            "text": each.text,
+            "token_ids": list(each.token_ids),
+            "finish_reason": each.finish_reason,
+            "matched": each.matched,
+            "beam_score": each.beam_score,
+        }
+        for each in answer.choices
+    ]
     return {
         "request_id": answer.started.request_id,
         "model": answer.started.model,
@@ -119,6 +142,7 @@ def _report(answer: Answer, watch: _Watch) -> dict[str, Any]:
         "token_ids": list(choice.token_ids),
         "finish_reason": choice.finish_reason,
         "matched": choice.matched,
+        "choices": choices,
         "seed": answer.started.sampling.seed,
         "usage": {
             "prompt_tokens": answer.usage.prompt_tokens,

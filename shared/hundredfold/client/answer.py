@@ -38,6 +38,11 @@ class Choice:
         return _REASONS.get(self.finished.reason, "stop")
 
     @property
+    def beam_score(self) -> float | None:
+        """By which a beam search ranked it; None for a sampled choice."""
+        return self.finished.beam_score if self.finished.HasField("beam_score") else None
+
+    @property
     def matched(self) -> str | int | None:
         """The stop string or the stop token that ended it."""
         which = self.finished.WhichOneof("matched")
@@ -46,7 +51,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a request; the properties are those of its first choice.
+    """What came of a request; the properties are those of its first choice, but for the usage.
 
     Attributes:
         started: Its id, model and the sampling parameters in force.
@@ -75,8 +80,13 @@ class Answer:
 
     @property
     def usage(self) -> pb.Usage:
-        """Tokens that it took."""
-        return self.choices[0].finished.usage
+        """Tokens that all choices took together: the prompt once, as the first choice met it."""
+        first = self.choices[0].finished.usage
+        return pb.Usage(
+            prompt_tokens=first.prompt_tokens,
+            completion_tokens=sum(choice.finished.usage.completion_tokens for choice in self.choices),
+            cached_tokens=first.cached_tokens,
+        )
 
     @property
     def timings(self) -> pb.Timings:
