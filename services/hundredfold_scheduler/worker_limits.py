@@ -40,6 +40,7 @@ def limits_in_force(
             "max_num_seqs is cut to max_num_batched_tokens: every running sequence advances in each step",
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            sliding_window=info.sliding_window or None,
         )
         max_num_seqs = max_num_batched_tokens
     try:

@@ -161,6 +161,7 @@ def _limits(model: LoadedModel, settings: WorkerSettings, blocks: int = 1) -> En
         block_size=settings.block_size,
         num_blocks=blocks,
         vocab_size=model.vocab_size,
+        sliding_window=model.description.sliding_window,
     )
 
 

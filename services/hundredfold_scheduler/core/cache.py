@@ -14,13 +14,15 @@ from hundredfold_scheduler.core.request import Sequence
 class Cache:
     """Joins the pool of blocks with the index of their content, and keeps each sequence's block table."""
 
-    def __init__(self, num_blocks: int, hasher: BlockHasher) -> None:
+    def __init__(self, num_blocks: int, hasher: BlockHasher, sliding_window: int | None = None) -> None:
         self.block_size = hasher.block_size
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex()
         self.promised = 0
         """Blocks set aside for the prompts of running sequences, not taken yet."""
         self._hasher = hasher
+        self._window = sliding_window
+        """Tokens that a token sees in every layer, itself included; ``None`` when some layer sees all."""
 
     @property
     def num_unpromised(self) -> int:
@@ -122,13 +124,24 @@ class Cache:
             if self.index.add(digest, block):
                 self.pool.name(block, digest)
         sequence.next_full = (last + 1) * size
+        if self._window is not None and sequence.beams is None:
+            self._drop_unseen(sequence, self._window)
+
+    def _drop_unseen(self, sequence: Sequence, window: int) -> None:
+        """Give back the blocks that no token to come can see. Steps in flight begin at ``computed`` or after,
+        so they see none of them either; the table keeps the numbers, for places in it do not move.
+        """
+        unseen = (sequence.computed - window + 1) // self.block_size
+        if unseen > sequence.unseen:
+            self.pool.release(reversed(sequence.blocks[sequence.unseen : unseen]))
+            sequence.unseen = unseen
 
     def release(self, sequence: Sequence) -> None:
         """Give the table back, its tail first: beginnings are what others share, so they stay longest."""
-        self.pool.release(reversed(sequence.blocks))
+        self.pool.release(reversed(sequence.blocks[sequence.unseen :]))
         self.promised -= sequence.promised
         sequence.blocks = []
-        sequence.capacity = sequence.promised = sequence.told_blocks = 0
+        sequence.capacity = sequence.promised = sequence.told_blocks = sequence.unseen = 0
 
     def num_exclusive(self, sequence: Sequence) -> int:
         """Computed tokens that would have to be computed again if the sequence gave its table back now: those
@@ -138,7 +151,8 @@ class Cache:
         if sequence.request.submission.skip_prefix_cache:
             return sequence.computed
         references, blocks = self.pool.references, sequence.blocks
-        shared = bisect_left(range(len(blocks)), True, key=lambda number: references[blocks[number]] < 2)
+        held = range(sequence.unseen, len(blocks))
+        shared = sequence.unseen + bisect_left(held, True, key=lambda number: references[blocks[number]] < 2)
         return max(0, sequence.computed - shared * self.block_size)
 
     def distrust(self, sequence: Sequence) -> None:

@@ -109,7 +109,7 @@ def _check_blocks(worker: Worker) -> None:
     pool = cache.pool
     held: Counter[int] = Counter()
     for sequence in worker.running.values():
-        held.update(sequence.blocks)
+        held.update(sequence.blocks[sequence.unseen :])
         _check_table(sequence, cache)
     for block, references in enumerate(pool.references):
         _expect(
@@ -131,7 +131,8 @@ def _check_blocks(worker: Worker) -> None:
 
 def _check_table(sequence: Sequence, cache: Cache) -> None:
     table, size = sequence.blocks, cache.block_size
-    _expect(len(set(table)) == len(table), f"sequence {sequence.number} holds a block twice")
+    held = table[sequence.unseen :]
+    _expect(len(set(held)) == len(held), f"sequence {sequence.number} holds a block twice")
     _expect(sequence.capacity == len(table) * size, f"sequence {sequence.number} miscounts its capacity")
     unused = len(table) * size - sequence.reserved
     _expect(0 <= unused < size, f"sequence {sequence.number} holds {unused} slots that nothing needs")

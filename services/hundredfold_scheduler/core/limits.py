@@ -19,12 +19,16 @@ class WorkerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     """Tokens that one step may compute; at least ``max_num_seqs``, so that every decode has its place."""
+    sliding_window: int | None = None
+    """Tokens that a token sees in every layer, itself included; ``None`` when some layer sees all."""
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for limits under which nothing could run."""
         for name in ("max_model_len", "vocab_size", "block_size", "num_blocks", "max_num_seqs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} has to be at least 1")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window = {self.sliding_window} has to be at least 1")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens = {self.max_num_batched_tokens} is below "

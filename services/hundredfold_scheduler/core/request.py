@@ -191,6 +191,7 @@ class Sequence:
         "tokens",
         "told_blocks",
         "total",
+        "unseen",
         "worker",
     )
 
@@ -258,6 +259,10 @@ class Sequence:
         """Tokens that its blocks can hold."""
         self.told_blocks = 0
         """Leading blocks that the worker knows of."""
+        self.unseen = 0
+        """Leading blocks that it has given back, because windows have moved on: their numbers only fill the
+        table.
+        """
         self.promised = 0
         """Blocks set aside for the rest of its prompt."""
         self.next_full = 0

@@ -44,12 +44,27 @@ def build_batch(table: SlotTable, slots: Ints, takes: Ints, device: torch.device
         attention=AttentionBatch(
             query_lens=takes.tolist(),
             seq_lens=seq_lens.tolist(),
-            block_tables=send(table.blocks[slots, :width], device),
+            block_tables=send(_tables(table, slots, first, width), device),
             slot_mapping=send(places, device),
             positions=send(positions, device),
         ),
         starts=starts,
     )
+
+
+def _tables(table: SlotTable, slots: Ints, first: Ints, width: int) -> NDArray[np.int32]:
+    """int32[n, width], the block tables of rows whose computation begins at ``first`` int64[n].
+
+    Where every layer has a window, the blocks before it may be another sequence's by now. A backend masks
+    what it reads there, but a mask does not hold back a NaN: the first block that is seen stands in for them.
+    """
+    blocks = table.blocks[slots, :width]
+    window = table.limits.sliding_window
+    if window is not None:
+        seen = np.maximum(first - window + 1, 0) // table.limits.block_size
+        own = blocks[np.arange(len(blocks)), seen]
+        blocks = np.where(np.arange(width) < seen[:, None], own[:, None], blocks)
+    return blocks
 
 
 def send(values: NDArray[Any], device: torch.device) -> Tensor:

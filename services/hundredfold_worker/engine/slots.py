@@ -32,6 +32,8 @@ class EngineLimits:
     num_blocks: int
     vocab_size: int
     max_draft_tokens: int = 0
+    sliding_window: int | None = None
+    """Tokens that a token sees in every layer; ``None`` when some layer sees all."""
 
     @property
     def max_blocks_per_sequence(self) -> int:
