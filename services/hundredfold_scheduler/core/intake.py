@@ -10,6 +10,9 @@ from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_scheduler.core.request import Submission
 from hundredfold_scheduler.core.state import State
 
+MAX_TENANT_CHARS = 512
+"""Its name is kept as long as it may owe turns."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
@@ -43,6 +46,9 @@ class Intake:
         if submission.request_id in state.requests:
             message = f"request_id {submission.request_id!r:.200} belongs to a running request"
             raise Refused("duplicate", Failure(Code.ALREADY_EXISTS, message, "request_id"))
+        if len(submission.tenant) > MAX_TENANT_CHARS:
+            message = f"tenant has {len(submission.tenant)} characters, the limit is {MAX_TENANT_CHARS}"
+            raise Refused("invalid", Failure(Code.INVALID_ARGUMENT, message, "tenant"))
         if not submission.prompt:
             raise Refused("invalid", Failure(Code.INVALID_ARGUMENT, "the prompt has no tokens", "prompt"))
         if len(submission.finished) >= submission.n:

@@ -81,7 +81,7 @@ def started(harness: Harness) -> list[int]:
 
 
 def test_priority_goes_first_and_equals_stay_in_order() -> None:
-    """Item 10. Lower classes wait as long as higher ones have work: documented in ``StrictPriority``."""
+    """Item 10."""
     harness = Harness()
     harness.submit(0, [3] * 10, 20)
     for i in range(1, 8):
@@ -106,6 +106,18 @@ def test_arrival_counts_from_the_door() -> None:
     harness.submit(21, [61] * 10, 4, age_s=500.0)
     harness.run()
     assert started(harness)[8:] == [21, 20]
+
+
+def test_the_name_of_a_tenant_is_bounded() -> None:
+    """It comes from anybody, and is kept for a while."""
+    harness = Harness()
+    received = [harness.submit(i, [3] * 10, 4, tenant="t" * (512 + i)) for i in range(2)]
+    harness.run()
+    assert received[0].finished is not None
+    assert received[1].failure is not None
+    assert received[1].failure.code == Code.INVALID_ARGUMENT
+    assert received[1].failure.field == "tenant"
+    assert "513 characters, the limit is 512" in received[1].failure.message
 
 
 def test_the_queue_is_bounded_by_requests() -> None:
