@@ -73,6 +73,39 @@ async def test_a_request_waits_for_the_scheduler(bpe_directory: Path) -> None:
         assert (await waiting).choices[0].finished.usage.completion_tokens == 2
 
 
+async def test_what_was_submitted_before_is_marked(bpe_directory: Path) -> None:
+    """The next scheduler is told which requests an earlier one had, those without output among them: it may
+    not refuse them for want of room.
+    """
+    async with running_door(bpe_directory, FakeScheduler(lambda _: Script(hang_after=0))) as door:
+        calls = [door.generation.Generate(request("hello", max_tokens=4)) for _ in range(3)]
+        await until(lambda: len(door.scheduler.submits) == 3)
+        await door.scheduler.kill()
+        await until(lambda: not door.service.attachment.link.attached)
+        calls.append(door.generation.Generate(request("hello", max_tokens=4)))
+        await until(lambda: len(door.service.attachment) == 4)
+        door.scheduler.script = lambda _: Script(ids=[259] * 4)
+        await door.scheduler.start()
+        answers = [await read_to_end(call) for call in calls]
+        assert [len(answer.token_ids) for answer in answers] == [4] * 4
+        assert [submit.accepted for submit in door.scheduler.submits] == [False] * 3 + [True] * 3 + [False]
+
+
+async def test_a_scheduler_that_stops_is_waited_out(bpe_directory: Path) -> None:
+    """It takes nothing new any more and says so; the door keeps the request for its successor."""
+    stopping = sequence_pb2.Failure(code=grpc.StatusCode.UNAVAILABLE.value[0], message="shutting down")
+    async with running_door(bpe_directory, FakeScheduler(lambda _: Script(failure=stopping))) as door:
+        call = door.generation.Generate(request("hello", max_tokens=4))
+        await until(lambda: len(door.scheduler.submits) == 1)
+        await asyncio.sleep(0.2)
+        assert len(door.service.attachment) == 1
+        door.scheduler.script = lambda _: Script(ids=[259] * 4)
+        await door.scheduler.kill()
+        await door.scheduler.start()
+        assert (await read_to_end(call)).token_ids == [259] * 4
+        assert len(door.scheduler.submits) == 2
+
+
 async def test_patience_has_an_end(bpe_directory: Path) -> None:
     """After recovery_grace_s: waiting requests end UNAVAILABLE, new ones at once, and all is well when it
     is back.
