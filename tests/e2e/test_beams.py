@@ -1,0 +1,179 @@
+"""Beam search through real services finds the very sequences that transformers finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import pytest
+
+from hundredfold import Client
+from support.stack import Stack
+
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, in a village by the sea,",
+    "def fibonacci(n):\n",
+    "Water boils at",
+    "The three primary colours are",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "In 1969, the first humans",
+    "Photosynthesis is the process by which",
+    "1, 1, 2, 3, 5, 8,",
+    "The quick brown fox",
+    "To make bread you need flour,",
+    "import numpy as np\n\n# compute the mean of each column\n",
+    "Shakespeare wrote many plays, among them",
+    "The difference between weather and climate is that",
+    "Q: What is the largest planet?\nA:",
+    "<html>\n<head>\n<title>",
+    "A good night's sleep is important because",
+    "The river flows from the mountains to",
+    "Mathematics is the study of",
+    "My favourite season is autumn, when",
+]
+NEW_TOKENS = 32
+BEAMS = 4
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """TINY in fp32, small blocks: many are shared, and many copied in part."""
+    flags = {"worker": {"dtype": "fp32", "block_size": 16, "max_num_seqs": 12, "num_kv_blocks": 140}}
+    running = Stack(tiny_model, tmp_path_factory.mktemp("beams"), flags)
+    running.start()
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.stop()
+
+
+@cache
+def tiny_reference(model: str) -> Any:
+    """TINY in transformers, without the ids that its tokenizer does not know: they are never generated here."""
+    from tokenizers import Tokenizer
+    from transformers import AutoModelForCausalLM
+
+    known = Tokenizer.from_file(f"{model}/tokenizer.json").get_vocab_size()
+
+    def mask(_module: Any, _inputs: Any, logits: Any) -> None:
+        logits[..., known:] = -float("inf")
+
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
+    loaded.lm_head.register_forward_hook(mask)
+    return loaded
+
+
+def search(model: Any, prompt: list[int], **options: Any) -> tuple[list[list[int]], list[float]]:
+    """What transformers finds: output ids, padding cut off, and scores."""
+    import torch
+
+    defaults = {"num_beams": BEAMS, "do_sample": False, "return_dict_in_generate": True}
+    with torch.inference_mode():
+        found = model.generate(
+            torch.tensor([prompt]), output_scores=True, pad_token_id=0, **(defaults | options)
+        )
+    ends = options["eos_token_id"]
+    outputs = []
+    for row in found.sequences.tolist():
+        output = row[len(prompt) :]
+        stops = [place for place, token in enumerate(output) if token in ends]
+        outputs.append(output[: stops[0] + 1] if stops else output)
+    return outputs, found.sequences_scores.tolist()
+
+
+@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0, -0.5])
+@pytest.mark.parametrize(("width", "more_stops"), [(4, []), (2, [7, 9]), (8, list(range(100, 160)))])
+def test_tiny_finds_the_same_beams(
+    tiny: Stack,
+    tiny_model: str,
+    width: int,
+    more_stops: list[int],
+    length_penalty: float,
+    early_stopping: bool,
+) -> None:
+    """Ids, order, ends and scores, with stop ids that come early, often or never."""
+    prompts = [list(range(40, 40 + length)) for length in (3, 16, 45)]
+    with Client(tiny.address) as client:
+        asked = {
+            "beam_width": width,
+            "n": width,
+            "max_tokens": 24,
+            "length_penalty": length_penalty,
+            "early_stopping": early_stopping,
+            "stop_token_ids": more_stops,
+        }
+        with ThreadPoolExecutor(3) as pool:  # three groups beside each other, on seats for one or two
+            answers = list(pool.map(lambda ids: client.generate_once(token_ids=ids, **asked), prompts))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        outputs, scores = search(
+            tiny_reference(tiny_model),
+            prompt,
+            num_beams=width,
+            num_return_sequences=width,
+            max_new_tokens=24,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            eos_token_id=[2, *more_stops],
+        )
+        assert [list(choice.token_ids) for choice in answer.choices] == outputs
+        for choice, output, score in zip(answer.choices, outputs, scores, strict=True):
+            assert choice.finished.beam_score == pytest.approx(score, rel=1e-4)
+            stopped = output[-1] in {2, *more_stops}
+            assert choice.finish_reason == ("stop" if stopped else "length")
+            assert choice.matched == (output[-1] if stopped else None)
+
+
+def test_penalties_are_added_to_log_probabilities(tiny: Stack, tiny_model: str) -> None:
+    """As transformers does: its processors see log probabilities in a beam search."""
+    prompt = list(range(40, 60))
+    with Client(tiny.address) as client:
+        answer = client.generate_once(
+            token_ids=prompt, beam_width=BEAMS, n=2, max_tokens=20, repetition_penalty=1.3, min_tokens=6
+        )
+    outputs, _ = search(
+        tiny_reference(tiny_model),
+        prompt,
+        num_return_sequences=2,
+        max_new_tokens=20,
+        min_new_tokens=6,
+        repetition_penalty=1.3,
+        eos_token_id=[2],
+    )
+    assert [list(choice.token_ids) for choice in answer.choices] == outputs
+
+
+def test_a_single_beam_is_greedy(tiny: Stack) -> None:
+    with Client(tiny.address) as client:
+        beam = client.generate_once(token_ids=[40, 41, 42], beam_width=1, max_tokens=20)
+        greedy = client.generate_once(token_ids=[40, 41, 42], temperature=0, max_tokens=20)
+    assert beam.token_ids == greedy.token_ids
+
+
+def test_twenty_prompts_of_the_default_model_equal_transformers(stack: Stack, default_model: str) -> None:
+    """num_beams=4, do_sample=False, 20 prompts of 32 tokens in fp32; the text comes at the end."""
+    from support.reference import load_reference
+
+    reference = load_reference(default_model)
+    ends = sorted({2, 0})
+    with Client(stack.address) as client, ThreadPoolExecutor(4) as pool:
+        answers = list(
+            pool.map(
+                lambda text: client.generate_once(
+                    text, beam_width=BEAMS, max_tokens=NEW_TOKENS, repetition_penalty=1.0, timeout=300
+                ),
+                PROMPTS,
+            )
+        )
+    for text, answer in zip(PROMPTS, answers, strict=True):
+        prompt = reference.encode(text)
+        outputs, scores = search(
+            reference.model, prompt, max_new_tokens=NEW_TOKENS, length_penalty=1.0, eos_token_id=ends
+        )
+        assert list(answer.token_ids) == outputs[0], text
+        assert answer.choices[0].finished.beam_score == pytest.approx(scores[0], rel=1e-3)
+        assert answer.text == reference.decode(outputs[0]), text
