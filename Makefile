@@ -97,6 +97,10 @@ constraints: ## pin today's versions of everything, to be tested and committed
 	mv build/constraints.txt constraints.txt
 	rm -rf build/constraints
 
+.PHONY: clients
+clients: $(VENV)/.installed-test ## foreign clients (OpenAI's, lm-eval, aiperf, C++, buf) against a running server; ARGS=NAME
+	PYTHONPATH=tests $(BIN)/python -m clients.run $(ARGS)
+
 .PHONY: docker-test
 docker-test: $(VENV)/.installed ## build the images, start the Compose stack in a real engine and talk to it
 	deploy/docker/test.sh

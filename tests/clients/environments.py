@@ -52,7 +52,15 @@ def python(name: str, *packages: str) -> Path:
     wanted = f"{sys.version}\n{packages}\n{constraints.read_text()}"
     if not stamp.exists() or stamp.read_text() != wanted:
         run([sys.executable, "-m", "venv", "--clear", directory], timeout_s=120)
-        install = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        install = [
+            interpreter,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-compile",
+            "--disable-pip-version-check",
+        ]
         run([*install, "-c", constraints, *packages], timeout_s=900)
         stamp.write_text(wanted)
     return interpreter
@@ -83,7 +91,7 @@ def cpp() -> Path:
     wanted = source.read_text() + contract.read_text()
     if program.exists() and stamp.exists() and stamp.read_text() == wanted:
         return program
-    _debian()
+    debian(*_DEBIAN)
     directory.mkdir(parents=True, exist_ok=True)
     plugin = shutil.which("grpc_cpp_plugin")
     stubs = [f"--cpp_out={directory}", f"--grpc_out={directory}", f"--plugin=protoc-gen-grpc={plugin}"]
@@ -96,8 +104,9 @@ def cpp() -> Path:
     return program
 
 
-def _debian() -> None:
-    missing = [name for name in _DEBIAN if not _installed(name)]
+def debian(*packages: str) -> None:
+    """Install those of these packages that are missing. Raises ``Failed``."""
+    missing = [name for name in packages if not _installed(name)]
     if missing:
         run(["apt-get", "update", "-qq"], timeout_s=300)
         install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]

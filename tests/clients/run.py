@@ -7,6 +7,7 @@ The exit code is 1 when one fails.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -41,6 +42,24 @@ def _openai_python(server: Server) -> str:
     return _checks(
         run([interpreter, HERE / "openai_python.py", server.base_url, server.model], timeout_s=CHECKS_S)
     )
+
+
+def _readme(server: Server) -> str:
+    """The README's OpenAI section, word for word but for the address."""
+    section = (ROOT / "README.md").read_text().split("\n## OpenAI clients\n")[1].split("\n## ")[0]
+    snippets = re.findall(r"```(\w*)\n(.*?)```", section, re.S)
+    (curl,) = [code for language, code in snippets if not language]
+    (python,) = [code for language, code in snippets if language == "python"]
+    environments.debian("curl")
+    answer = json.loads(run(["bash", "-c", curl.replace("127.0.0.1:8000", server.http)], timeout_s=CHECKS_S))
+    if not answer["choices"][0]["message"]["content"]:
+        raise Failed(f"curl got {answer}")
+    script = BUILD / "readme.py"
+    script.write_text(python)
+    interpreter = environments.python("openai", "openai")
+    if not run([interpreter, script, server.base_url], timeout_s=CHECKS_S).strip():
+        raise Failed("the Python example printed nothing")
+    return "curl, Python"
 
 
 def _openai_node(server: Server) -> str:
@@ -106,6 +125,7 @@ def _checks(output: str) -> str:
 
 CLIENTS = (
     Client("openai (Python)", lambda: environments.python("openai", "openai"), _openai_python),
+    Client("README's OpenAI section", lambda: environments.python("openai", "openai"), _readme),
     Client("openai (Node)", environments.node, _openai_node),
     Client("buf curl", lambda: None, _buf_curl),
     Client("C++ (Debian's gRPC)", environments.cpp, _cpp),

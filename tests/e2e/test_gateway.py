@@ -13,7 +13,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,9 +76,11 @@ class Gateway:
         return urllib.request.urlopen(request, timeout=120)
 
 
-@pytest.fixture
-def stack(tiny_model: str, tmp_path: Path) -> Iterator[Stack]:
-    running = Stack(tiny_model, tmp_path / "stack", {"worker": {"dtype": "fp32"}}, tokenizers=2)
+@pytest.fixture(scope="module")
+def stack(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two doors; each test leaves them as it found them, though maybe as other processes."""
+    directory = tmp_path_factory.mktemp("gateway")
+    running = Stack(tiny_model, directory, {"worker": {"dtype": "fp32"}}, tokenizers=2)
     running.start()
     try:
         running.wait_ready()
@@ -88,7 +89,7 @@ def stack(tiny_model: str, tmp_path: Path) -> Iterator[Stack]:
         running.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def gateway(stack: Stack) -> Iterator[Gateway]:
     running = Gateway(stack)
     try:
