@@ -85,7 +85,10 @@ class BeamGroup:
     def blocks_to_branch(self, block_size: int) -> int:
         """Blocks that the chosen beams need at once: one for each that copies the beginning of a block."""
         parents = {found.beam for found in self.chosen}
-        return (len(self.chosen) - len(parents)) * bool(self.live[0].total % block_size)
+        if not parents:
+            return 0
+        length = self.live[self.chosen[0].beam].total
+        return (len(self.chosen) - len(parents)) * bool(length % block_size)
 
     def branch(self, cache: Cache) -> list[PlannedBranch]:
         """Make the chosen beams the live ones. The blocks they need are there."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import pytest
 
-from hundredfold_scheduler.core.beam_search import BeamTerms
+from hundredfold_scheduler.core.beam_search import BeamTerms, Continuation
 from hundredfold_scheduler.core.failures import Code, WorkerProtocolError
 from hundredfold_scheduler.core.integrity import check_all
 from hundredfold_scheduler.core.step import RowCandidates
@@ -137,6 +138,21 @@ def test_what_can_never_run_is_refused() -> None:
     small.read()
     assert cramped.failure is not None
     assert "3 blocks" in cramped.failure.message
+
+
+def test_blocks_are_counted_by_a_beam_that_goes_on() -> None:
+    """The best beam before may be one that nobody goes on from, and rests by then."""
+    harness = Harness()
+    harness.submit(0, PROMPT, 20, beams=FOUR)
+    group = next(iter(harness.scheduler.state.requests.values())).beams
+    assert group is not None
+    best, other = group.members[:2]
+    best.become(array("I"))
+    other.become(array("I", PROMPT))
+    group.live = [best, other]
+    group.chosen = [Continuation(1, 5, -1.0), Continuation(1, 6, -2.0), Continuation(1, 7, -3.0)]
+    assert group.blocks_to_branch(16) == 2
+    assert group.blocks_to_branch(8) == 0
 
 
 def test_a_beam_that_fails_ends_the_request() -> None:
