@@ -1,3 +1,5 @@
+"""Which server is asked next: each in turn, those that were away later."""
+
 from __future__ import annotations
 
 import pytest
