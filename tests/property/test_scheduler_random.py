@@ -58,6 +58,7 @@ class Life:
             num_blocks=self.random.choice([5, 9, 16, 24]),
             max_num_seqs=self.random.choice([1, 4, 8]),
             max_num_batched_tokens=self.random.choice([8, 32, 128]),
+            sliding_window=self.random.choice([None, None, 1, 20, 48]),
         )
         self.harness = Harness(self.limits, plans_in_flight)
         self.num_requests = num_requests

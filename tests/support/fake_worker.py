@@ -10,6 +10,7 @@ import random
 import zlib
 from array import array
 from collections.abc import Iterable, Sequence
+from ctypes import c_float
 from dataclasses import dataclass, field
 
 from hundredfold_scheduler.core.beam_search import BeamSearch, BeamTerms, Hypothesis
@@ -80,7 +81,7 @@ def candidates_after(tokens: Sequence[int], count: int, vocab_size: int) -> Cand
     rng = random.Random(zlib.crc32(array("I", tokens).tobytes()))
     ids = rng.sample(range(FIRST_ID, vocab_size), count - 1)
     ids.insert(rng.randrange(2 * count), EOS)
-    logprobs = sorted((-rng.expovariate(0.5) for _ in ids), reverse=True)
+    logprobs = sorted((c_float(-rng.expovariate(0.5)).value for _ in ids), reverse=True)
     return Candidates(ids, logprobs)
 
 
@@ -126,6 +127,8 @@ class FakeWorker:
     vocab_size: int = 1000
     remembers: bool = True
     """Whether the cache's content is checked; too slow for thousands of long sequences."""
+    sliding_window: int | None = None
+    """Tokens that a token sees, itself included; what lies before may be another's."""
     held: dict[int, Held] = field(default_factory=dict)
     steps: int = 0
     computed_tokens: int = 0
@@ -193,7 +196,7 @@ class FakeWorker:
         _require(len(set(destinations)) == len(destinations), "a block is copied to twice")
         _require({source for source, _ in copies}.isdisjoint(destinations), "a copy is copied")
         for source, destination in copies:
-            holders = [held for held in self.held.values() if destination in held.blocks]
+            holders = [held for held in self.held.values() if destination in self._seen(held)]
             _require(len(holders) == 1, f"block {destination} is copied to and has {len(holders)} holders")
             self.content[destination] = list(self.content[source])
 
@@ -214,6 +217,8 @@ class FakeWorker:
         for held in self.held.values():
             for place, block in enumerate(held.blocks):
                 _require(0 <= block < self.num_blocks, f"block {block} of {self.num_blocks}")
+                if place < self._first_seen(held) // self.block_size:
+                    continue
                 if block not in holders:
                     holders[block] = (held, place)
                     continue
@@ -268,7 +273,7 @@ class FakeWorker:
         _require(unused < self.block_size, f"{unused} slots of {held.new.sequence_id} are held for nothing")
         writes = {held.blocks[position // self.block_size] for position in range(held.computed, end)}
         for other in self.held.values():
-            _require(other is held or writes.isdisjoint(other.blocks), "a shared block is written")
+            _require(other is held or writes.isdisjoint(self._seen(other)), "a shared block is written")
         if self.remembers:
             self._write_cache(held, end)
         self.computed_tokens += num_tokens
@@ -283,11 +288,21 @@ class FakeWorker:
         for position, token in enumerate(held.tokens[:end]):
             chain = hash((chain, token))
             block, offset = held.blocks[position // self.block_size], position % self.block_size
+            if position < self._first_seen(held):
+                continue
             if position < held.computed:
                 found = self.content[block][offset]
                 _require(found == chain, f"block {block} offset {offset} does not hold position {position}")
             else:
                 self.content[block][offset] = chain
+
+    def _seen(self, held: Held) -> list[int]:
+        """The blocks that its next token sees, and those after."""
+        return held.blocks[self._first_seen(held) // self.block_size :]
+
+    def _first_seen(self, held: Held) -> int:
+        """The first position that its next token sees."""
+        return 0 if self.sliding_window is None else max(0, held.computed - self.sliding_window + 1)
 
     def _sample(self, held: Held) -> str:
         limit, script = held.new.max_tokens, held.script

@@ -120,6 +120,7 @@ class Harness:
             self.limits.max_num_seqs,
             self.limits.max_num_batched_tokens,
             self.limits.vocab_size,
+            sliding_window=self.limits.sliding_window,
         )
         self.seats: Worker = self.scheduler.connect("worker", self.limits, self.now)
         """The worker as the scheduler sees it."""
