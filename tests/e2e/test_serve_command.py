@@ -63,11 +63,12 @@ class Serving:
 
     def children(self) -> dict[str, psutil.Process]:
         """The services' processes by name."""
-        found = {}
-        for process in psutil.Process(self.process.pid).children():
-            words = process.cmdline()
-            found |= {name: process for name in SERVICES if f"hundredfold_{name}" in words}
-        return found
+        return {name: process for name in SERVICES for process in self.processes(name)}
+
+    def processes(self, service: str) -> list[psutil.Process]:
+        """All processes of one service."""
+        children = psutil.Process(self.process.pid).children()
+        return [process for process in children if f"hundredfold_{service}" in process.cmdline()]
 
 
 @pytest.fixture
@@ -117,6 +118,36 @@ def test_up_answer_kill_each_and_down(serving: Serving):
     serving.process.send_signal(signal.SIGINT)
     assert serving.process.wait(60) == 0, serving.text
     assert not any(process.is_running() for process in after.values())
+
+
+def test_replicas(tiny_model: str, output: Path):
+    """Two workers and two doors: both doors answer, the scheduler knows both workers, and one that is asked
+    to stop is started again while the house goes on.
+    """
+    running = Serving(tiny_model, output, "--workers=2", "--tokenizers=2")
+    try:
+        running.until("is ready after")
+        host, port = running.address.split(":")
+        second = f"{host}:{int(port) + 10}"
+        for address in (running.address, second):
+            assert address in running.text
+            with Client(address) as client:
+                assert len(client.generate("hi", max_tokens=8, ignore_eos=True).result().token_ids) == 8
+        with Client(running.address) as client:
+            workers = [service for service in client.info() if service.service == "worker"]
+            assert [(worker.state, worker.reason) for worker in workers] == [("ready", "")] * 2
+            assert len({worker.address for worker in workers}) == 2
+            assert {worker.settings["workers_here"] for worker in workers} == {"2"}
+        (leaving, _) = running.processes("worker")
+        leaving.terminate()
+        running.until("worker(-2)? is ready again")
+        with Client(f"{running.address},{second}") as client:
+            assert len(client.generate("hi", max_tokens=8, ignore_eos=True).result().token_ids) == 8
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(60) == 0, running.text
+    finally:
+        running.process.kill()
+        running.process.wait()
 
 
 def test_children_die_with_a_killed_supervisor(serving: Serving):
