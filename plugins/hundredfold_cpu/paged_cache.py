@@ -1,7 +1,9 @@
-"""The native backend's cache: keys sixteen by sixteen with their columns apart, values key by key."""
+"""The native backend's cache: sixteen keys side by side, column by column; sixteen columns of each value."""
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +13,8 @@ from hundredfold.plugin import Encoding, KVCacheSpec
 
 LANES = 16
 """Keys that lie together, and what a value's columns are padded to."""
+
+HUGE_PAGE = 1 << 21
 
 DTYPES = {Encoding.FP32: torch.float32, Encoding.BF16: torch.bfloat16}
 
@@ -28,8 +32,8 @@ class CpuLayerCache:
     def allocate(cls, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> CpuLayerCache:
         """Zeros, so that the pages exist from the start and a later step cannot run out of them."""
         tokens = cache.num_kv_heads * cache.block_size
-        shapes = ((num_blocks, tokens * width) for width in (cache.head_dim, padded(cache.head_dim)))
-        keys, values = (torch.zeros(shape, dtype=DTYPES[encoding]) for shape in shapes)
+        widths = (cache.head_dim, padded(cache.head_dim))
+        keys, values = (_zeros(num_blocks, tokens * width, DTYPES[encoding]) for width in widths)
         return cls(keys, values)
 
     @property
@@ -41,6 +45,20 @@ class CpuLayerCache:
         """Copy whole blocks; every source is read before a destination is written."""
         for part in (self.keys, self.values):
             part.index_copy_(0, destination, part.index_select(0, source))
+
+
+def _zeros(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """In huge pages where the system has them: blocks lie anywhere, and looking up small pages costs much."""
+    nbytes = rows * columns * dtype.itemsize
+    if nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros((rows, columns), dtype=dtype)
+    try:
+        memory = mmap.mmap(-1, nbytes)
+    except OSError as error:
+        raise MemoryError(f"{nbytes} bytes for cache blocks") from error
+    with contextlib.suppress(OSError):  # a system built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(rows, columns).zero_()
 
 
 def padded(head_dim: int) -> int:

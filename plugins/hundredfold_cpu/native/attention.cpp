@@ -1,7 +1,8 @@
 // Paged attention over a flat batch: keys and values are written, then every query attends, in one call.
 //
 // Keys lie as [block][kv head][16 keys together][head_dim][16], so that a vector scores 16 keys without sums across
-// lanes; values as [block][kv head][key][head_dim padded to 16]. All arithmetic is float32.
+// lanes; values as [block][kv head][16 columns together][key][16], the last columns padded. Both are read as they lie:
+// what a block holds for a head in few long runs, which is what memory is fast at. All arithmetic is float32.
 //
 // A query's bits depend on its own sequence alone. A score is one chain of fused multiply-adds over the columns; weights
 // are e^(score - largest) and their sum adds keys that are equal modulo 16, then the sixteen lanes; an output column is
@@ -46,6 +47,9 @@ namespace HF_ISA {
 
 constexpr int WIDE = HF_ISA_NUMBER == HF_AVX512 ? 2 : 1;  // twice the registers
 
+// How many tiles or panels are worked on side by side below: few, though registers would take more. Memory is the
+// limit of a decode step, and it gives most when it is read in one long run.
+
 static inline int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 // One call's arguments, typed: activations T, cache C.
@@ -73,13 +77,13 @@ static void write(const Call<T, C>& call, int64_t token, int64_t head) {
   const int64_t dim = call.layer.head_dim, slot = call.step.slots[token];
   const int64_t block = slot / call.layer.block_size, offset = slot % call.layer.block_size;
   C* key = call.keys(block, head) + offset / LANES * dim * LANES + offset % LANES;
-  C* value = call.values(block, head) + offset * up(dim);
+  C* value = call.values(block, head) + offset * LANES;
   const T *k = call.k + token * call.k_stride + head * dim, *v = call.v + token * call.v_stride + head * dim;
   for (int64_t d = 0; d < dim; d += LANES) {
     C column[LANES];
     put(column, get_part(k + d, dim - d));
     for (int64_t i = 0; i < LANES && d + i < dim; ++i) key[(d + i) * LANES] = column[i];
-    put(value + d, get_part(v + d, dim - d));
+    put(value + d * call.layer.block_size, get_part(v + d, dim - d));
   }
 }
 
@@ -121,7 +125,7 @@ static void score_rows(int64_t rows, const float* q, int64_t dim, const C* const
     } else if (left >= 4) {
       score_tiles<4, WIDE>(from, dim, keys, tiles, to, stride), done += 4;
     } else if (left == 3) {
-      score_tiles<3, 2 * WIDE>(from, dim, keys, tiles, to, stride), done += 3;
+      score_tiles<3, WIDE>(from, dim, keys, tiles, to, stride), done += 3;
     } else if (left == 2) {
       score_tiles<2, 2 * WIDE>(from, dim, keys, tiles, to, stride), done += 2;
     } else {
@@ -130,16 +134,16 @@ static void score_rows(int64_t rows, const float* q, int64_t dim, const C* const
   }
 }
 
-// Adds to `sums` the values of `count` keys that lie one after the other, times their weights.
+// Adds to N times 16 columns of R rows' `sums` the values of `count` keys of a block, times their weights.
 template <int R, int N, class C>
-static inline void mix(const float* weights, int64_t weight_stride, const C* values, int64_t width, int64_t count,
-                       float* sums) {
+static inline void mix(const float* weights, int64_t weight_stride, const C* values, int64_t panel, int64_t count,
+                       float* sums, int64_t width) {
   Vec sum[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sum[r][n] = load(sums + r * width + n * LANES);
   for (int64_t key = 0; key < count; ++key) {
     Vec value[N];
-    for (int n = 0; n < N; ++n) value[n] = get(values + key * width + n * LANES);
+    for (int n = 0; n < N; ++n) value[n] = get(values + n * panel + key * LANES);
     for (int r = 0; r < R; ++r) {
       const Vec weight = broadcast(weights[r * weight_stride + key]);
       for (int n = 0; n < N; ++n) sum[r][n] = fma(weight, value[n], sum[r][n]);
@@ -150,30 +154,31 @@ static inline void mix(const float* weights, int64_t weight_stride, const C* val
 }
 
 template <int R, int N, class C>
-static void mix_columns(const float* weights, int64_t stride, const C* values, int64_t width, int64_t count,
-                        float* sums) {
+static void mix_columns(const float* weights, int64_t stride, const C* values, int64_t panel, int64_t count, float* sums,
+                        int64_t width) {
   int64_t d = 0;
-  for (; d + N * LANES <= width; d += N * LANES) mix<R, N>(weights, stride, values + d, width, count, sums + d);
-  for (; d < width; d += LANES) mix<R, 1>(weights, stride, values + d, width, count, sums + d);
+  for (; d + N * LANES <= width; d += N * LANES, values += N * panel)
+    mix<R, N>(weights, stride, values, panel, count, sums + d, width);
+  for (; d < width; d += LANES, values += panel) mix<R, 1>(weights, stride, values, panel, count, sums + d, width);
 }
 
 template <class C>
-static void mix_rows(int64_t rows, const float* weights, int64_t stride, const C* values, int64_t width, int64_t count,
-                     float* sums) {
+static void mix_rows(int64_t rows, const float* weights, int64_t stride, const C* values, int64_t panel, int64_t count,
+                     float* sums, int64_t width) {
   for (int64_t done = 0; done < rows;) {
     const float* from = weights + done * stride;
     float* to = sums + done * width;
     const int64_t left = rows - done;
     if (left >= 6) {
-      mix_columns<6, WIDE>(from, stride, values, width, count, to), done += 6;
+      mix_columns<6, WIDE>(from, stride, values, panel, count, to, width), done += 6;
     } else if (left >= 4) {
-      mix_columns<4, WIDE>(from, stride, values, width, count, to), done += 4;
+      mix_columns<4, WIDE>(from, stride, values, panel, count, to, width), done += 4;
     } else if (left == 3) {
-      mix_columns<3, 2 * WIDE>(from, stride, values, width, count, to), done += 3;
+      mix_columns<3, WIDE>(from, stride, values, panel, count, to, width), done += 3;
     } else if (left == 2) {
-      mix_columns<2, 2 * WIDE>(from, stride, values, width, count, to), done += 2;
+      mix_columns<2, WIDE>(from, stride, values, panel, count, to, width), done += 2;
     } else {
-      mix_columns<1, 4 * WIDE>(from, stride, values, width, count, to), done += 1;
+      mix_columns<1, 2 * WIDE>(from, stride, values, panel, count, to, width), done += 1;
     }
   }
 }
@@ -214,8 +219,8 @@ static void mix_keys(const Call<T, C>& call, const int32_t* table, int64_t head,
   const int64_t size = call.layer.block_size, width = up(call.layer.head_dim);
   for (int64_t key = begin; key < end;) {
     const int64_t offset = key % size, run = end - key < size - offset ? end - key : size - offset;
-    const C* values = call.values(table[key / size], head) + offset * width;
-    mix_rows(rows, weights + key - origin, stride, values, width, run, sums);
+    const C* values = call.values(table[key / size], head) + offset * LANES;
+    mix_rows(rows, weights + key - origin, stride, values, size * LANES, run, sums, width);
     key += run;
   }
 }
