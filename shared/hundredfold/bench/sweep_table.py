@@ -28,6 +28,7 @@ def render_sweep(points: Sequence[Point], width: int = 100) -> RenderableType:
     known = [point.report for point in points if point.report is not None]
     parts: list[RenderableType] = [
         _points(points, width),
+        Text(),
         Text(LEGEND, style="dim"),
         Text(),
         _facts(points, known),
