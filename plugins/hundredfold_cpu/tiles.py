@@ -47,11 +47,11 @@ class Scratch:
 
     _buffer: Tensor = field(default_factory=lambda: torch.empty(0))
 
-    def take(self, size: int) -> int:
-        """The address of ``size`` floats."""
+    def take(self, size: int) -> Tensor:
+        """At least ``size`` floats. Hold them while their address is in use: a larger need replaces them."""
         if self._buffer.numel() < size:
             self._buffer = torch.empty(size)
-        return self._buffer.data_ptr()
+        return self._buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,7 @@ def prepare_step(batch: AttentionBatch, cache: KVCacheSpec, layer: AttentionSpec
     floats = layer.head_dim + padded(layer.head_dim) + np.minimum(seen, lengths[rows]) + 2 * LANES + 1
     stride = int(np.max(counts * floats, initial=1)) * group + LANES
     threads = torch.get_num_threads()
+    room = scratch.take(stride * threads)
     step = _Step(
         tiles.ctypes.data,
         len(tiles),
@@ -94,11 +95,11 @@ def prepare_step(batch: AttentionBatch, cache: KVCacheSpec, layer: AttentionSpec
         batch.block_tables.data_ptr(),
         batch.block_tables.stride(0),
         batch.slot_mapping.data_ptr(),
-        scratch.take(stride * threads),
+        room.data_ptr(),
         stride,
         threads,
     )
-    return Step(ctypes.byref(step), (step, tiles, pieces, batch))
+    return Step(ctypes.byref(step), (step, tiles, pieces, batch, room))
 
 
 def _cut(lengths: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints]:

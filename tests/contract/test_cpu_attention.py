@@ -165,6 +165,25 @@ def test_bits_on_long_rows() -> None:
     assert torch.equal(paged.run([3400, 1, 1, 98]), whole)
 
 
+def test_layers_of_two_kinds_share_a_step() -> None:
+    """The second kind needs more room to work in, then the first runs again."""
+    narrow, wide = replace(PLAIN, sliding_window=3), replace(PLAIN, num_heads=12)
+    length, backend = 1000, CpuAttention()
+    spec = KVCacheSpec(1, 2, 64, 16, CPU, torch.float32)
+    positions = torch.arange(length)
+    table = torch.arange(NUM_BLOCKS, dtype=torch.int32)[None]
+    batch = AttentionBatch([length], [length], table, positions, positions)
+    planned = backend.plan(batch, spec, Encoding.FP32)
+    cache = backend.allocate(spec, Encoding.FP32, NUM_BLOCKS)
+    q, k, v = (torch.randn(length, heads, 64) for heads in (12, 2, 2))
+    first = planned(narrow, cache, q[:, :6], k, v)
+    planned(wide, cache, q, k, v)
+    assert torch.equal(planned(narrow, cache, q[:, :6], k, v), first)
+    torch.testing.assert_close(
+        first.double(), reference_attention(narrow, q[:, :6], k, v), atol=1e-5, rtol=1e-5
+    )
+
+
 def test_a_broken_token_stays_with_those_who_see_it() -> None:
     paged = Paged(PLAIN, 60)
     paged.v[41] = float("inf")
