@@ -66,6 +66,12 @@ class Gateway:
                 text += json.loads(last)["choices"][0]["text"]
         return text, last
 
+    def choices(self, **body: Any) -> Iterator[Any]:
+        """The choices of a streamed completion's chunks."""
+        for line in self._open("/v1/completions", {**body, "stream": True}):
+            if line.startswith(b'data: {"id"'):
+                yield from json.loads(line.removeprefix(b"data: "))["choices"]
+
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
@@ -209,6 +215,21 @@ def test_scores_are_those_of_the_door(stack: Stack, gateway: Gateway):
     )
     assert only["usage"]["completion_tokens"] == 0
     assert gateway.post("/detokenize", tokens=ids) == {"prompt": text}
+
+
+def test_choices_of_several_prompts(gateway: Gateway):
+    asked = {"prompt": ["x", "y"], "n": 3, "seed": 1, "temperature": 1.0, "max_tokens": 8, "ignore_eos": True}
+    whole = gateway.post("/v1/completions", **asked)
+    assert [choice["index"] for choice in whole["choices"]] == list(range(6))
+    texts = [choice["text"] for choice in whole["choices"]]
+    assert len(set(texts)) == 6
+    assert whole["usage"]["completion_tokens"] == 48
+    assert whole["usage"]["prompt_tokens"] == 2
+    assert [choice["text"] for choice in gateway.post("/v1/completions", **asked)["choices"]] == texts
+    streamed = [""] * 6
+    for choice in gateway.choices(**asked):
+        streamed[choice["index"]] += choice["text"]
+    assert streamed == texts
 
 
 def test_the_doors_refusals_name_the_parameter(gateway: Gateway):
