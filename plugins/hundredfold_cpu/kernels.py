@@ -13,12 +13,16 @@ from hundredfold.plugin.dequantize import transform_input
 from hundredfold_cpu.library import INT, POINTER, Kernel, Variant, best
 from hundredfold_cpu.packed import PackedWeight, pack
 
+SHORT = 1 << 23
+"""Multiplications of about a tenth of a millisecond: for fewer, the interpreter is not lent to others."""
+
 
 @dataclass(frozen=True, slots=True)
 class CpuLinear:
-    """A packed matrix and the kernel that multiplies by it."""
+    """A packed matrix and the kernel that multiplies by it, for short and for long products."""
 
-    kernel: Kernel
+    short: Kernel
+    long: Kernel
     weight: PackedWeight
     address: int
     features: int
@@ -36,7 +40,8 @@ class CpuLinear:
         if x.stride(1) != 1:
             x = x.contiguous()
         y = x.new_empty((len(x), self.features))
-        self.kernel(self.address, x.data_ptr(), x.stride(0), len(x), y.data_ptr(), self.features)
+        kernel = self.short if y.numel() * self.columns < SHORT else self.long
+        kernel(self.address, x.data_ptr(), x.stride(0), len(x), y.data_ptr(), self.features)
         return y
 
 
@@ -49,7 +54,9 @@ class CpuKernels:
 
     def __init__(self, variant: Variant | None = None) -> None:
         self._variant = variant or best()
-        self._kernel = self._variant.function("linear", POINTER, POINTER, INT, INT, POINTER, INT)
+        arguments = (POINTER, POINTER, INT, INT, POINTER, INT)
+        self._short = self._variant.function("linear", *arguments, release=False)
+        self._long = self._variant.function("linear", *arguments)
 
     def refuses(self, spec: LinearSpec) -> Reasons:
         """Takes every canonical weight, in float32."""
@@ -64,7 +71,8 @@ class CpuKernels:
         weight = pack(spec.weight, bias)
         features, columns = spec.shape
         return CpuLinear(
-            kernel=self._kernel,
+            short=self._short,
+            long=self._long,
             weight=weight,
             address=ctypes.addressof(weight.record),
             features=features,
