@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import enum
+from heapq import nsmallest
 
 from hundredfold_scheduler.core.beam_group import BeamGroup
 from hundredfold_scheduler.core.fair_room import FairRoom
 from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.request import Sequence, Status
-from hundredfold_scheduler.core.routing import Given, Place, Router
+from hundredfold_scheduler.core.routing import Given, Place, Router, fill
 from hundredfold_scheduler.core.siblings import let_go
 from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.worker import Worker
 
 PATIENCE_S = 2.0
 """A worker that is late by more gets no preference: what would have gone there goes to another."""
+
+MAX_WEIGHED = 8
+"""Other workers that are weighed for one candidate, the emptiest ones: a thousand cost no more than these."""
 
 
 @enum.unique
@@ -35,6 +39,12 @@ class Admission:
         self._state = state
         self._router = router
         self._given = Given()
+        self._others: list[Worker] = []
+        """The other workers that take new sequences, during a look at the queue."""
+        self._open: list[Worker] = []
+        """Those of them that have seats."""
+        self._scarce = False
+        """Whether they have fewer seats than wait: then nothing is left to them for balance alone."""
         self._fair_room = fair_room
         self._observer = observer
 
@@ -54,9 +64,16 @@ class Admission:
         """See ``Newcomers``."""
         return self._fair_room.kept_from(sequence, worker) if self.shares else 0
 
-    def begin_look(self) -> None:
-        """A worker looks at the queue."""
+    def begin_look(self, worker: Worker, now: float) -> None:
+        """A worker looks at the queue. O(workers)."""
         self._given.begin()
+        self._others = [
+            other
+            for other in self._state.workers.values()
+            if other is not worker and other.takes_new and not other.is_late(now, PATIENCE_S)
+        ]
+        self._open = [other for other in self._others if other.slots.num_free and not other.runs_solo]
+        self._scarce = len(self._state.waiting) >= sum(other.slots.num_free for other in self._open)
 
     def try_admit(self, sequence: Sequence, worker: Worker, budget: int, longest: int, now: float) -> Verdict:
         """Seat a popped candidate that has at most ``longest`` tokens to compute, with room for up to
@@ -68,7 +85,7 @@ class Admission:
         """
         place = self._find(sequence, worker)
         if len(self._state.workers) > 1:
-            verdict = self._weigh(sequence, worker, place, now)
+            verdict = self._weigh(sequence, worker, place)
             if verdict is not Verdict.ADMITTED:
                 return verdict
         if place is None:
@@ -113,19 +130,15 @@ class Admission:
             return None
         return Place(worker, hits, missing, *self._given.to(worker))
 
-    def _weigh(self, sequence: Sequence, worker: Worker, place: Place | None, now: float) -> Verdict:
+    def _weigh(self, sequence: Sequence, worker: Worker, place: Place | None) -> Verdict:
         """Whether this worker is the one, when there are others."""
-        others = [
-            other
-            for other in self._state.workers.values()
-            if other is not worker and other.takes_new and not other.is_late(now, PATIENCE_S)
-        ]
-        places = [] if place is None else [place]
-        for other in others:
-            if other.slots.num_free and not other.runs_solo:
-                there = self._find(sequence, other)
-                if there is not None:
-                    places.append(there)
+        others = self._open
+        if self._scarce and place is not None:
+            others = [other for other in others if other.cache.knows(sequence)]
+        if len(others) > MAX_WEIGHED:
+            others = nsmallest(MAX_WEIGHED, others, key=fill)
+        found = (self._find(sequence, other) for other in others)
+        places = [there for there in (place, *found) if there is not None]
         if places:
             chosen = places[0] if len(places) == 1 else self._router.choose(sequence, places)
             if chosen is place:
@@ -134,7 +147,7 @@ class Admission:
             return Verdict.ELSEWHERE
         if not worker.limits.holds(sequence.prompt_len, sequence.max_tokens, _seats(sequence)):
             return Verdict.ELSEWHERE
-        if sequence.solo and any(len(other.running) < len(worker.running) for other in others):
+        if sequence.solo and any(len(other.running) < len(worker.running) for other in self._others):
             return Verdict.ELSEWHERE  # the emptiest one makes room for it, the rest go on
         return Verdict.NO_ROOM
 

@@ -47,6 +47,12 @@ class Cache:
             hits.append(block)
         return hits
 
+    def knows(self, sequence: Sequence) -> bool:
+        """Whether the sequence's first block is here. O(1)."""
+        if sequence.total <= self.block_size or sequence.request.submission.skip_prefix_cache:
+            return False
+        return self.index.find(self._hash(sequence, 0)) is not None
+
     def revived(self, blocks: list[int]) -> int:
         """How many of these blocks nobody holds at present."""
         references = self.pool.references

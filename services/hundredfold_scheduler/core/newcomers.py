@@ -84,7 +84,7 @@ class Newcomers:
         """
         waiting = self._state.waiting
         waiting.age(now)
-        self._admission.begin_look()
+        self._admission.begin_look(worker, now)
         if terms.claims_only and not self._admission.shares:
             return []
         look = _Look(terms, terms.budget, terms.longest)

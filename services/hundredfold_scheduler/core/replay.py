@@ -34,7 +34,8 @@ class Replay:
         self._hashers = {key: hasher for key, hasher in self._hashers.items() if key[0] == model}
         key = model, limits.block_size
         hasher = self._hashers.setdefault(key, BlockHasher(self._seed, *key))
-        worker = Worker(name, limits, Cache(limits.num_blocks, hasher, limits.sliding_window), Slots(limits.max_num_seqs))
+        cache = Cache(limits.num_blocks, hasher, limits.sliding_window)
+        worker = Worker(name, limits, cache, Slots(limits.max_num_seqs))
         self._state.workers[name] = worker
         if self._state.known.see(name, limits):
             self._settle_waiting(now)

@@ -80,22 +80,23 @@ class LeastWork:
 
     def choose(self, sequence: Sequence, places: Seq[Place]) -> Place:
         """See ``Router``."""
-        emptiest = min(_fill(place.worker) for place in places)
+        emptiest = min(fill(place.worker) for place in places)
         even = [place for place in places if _is_even(place.worker, emptiest)]
         return min(even, key=lambda place: _work(sequence, place))
 
 
-def _fill(worker: Worker, more: int = 0) -> float:
+def fill(worker: Worker, more: int = 0) -> float:
+    """Share of a worker's seats that are taken, or would be with some more."""
     return (len(worker.running) + more) / worker.slots.count
 
 
 def _is_even(worker: Worker, emptiest: float) -> bool:
-    fill = _fill(worker)
-    return fill == emptiest or len(worker.running) <= EVEN_SHARE * emptiest * worker.slots.count + EVEN_SEATS
+    here = fill(worker)
+    return here == emptiest or len(worker.running) <= EVEN_SHARE * emptiest * worker.slots.count + EVEN_SEATS
 
 
 def _work(sequence: Sequence, place: Place) -> float:
     worker = place.worker
     ahead = place.given_tokens + (worker.backlog if worker.running else 0)
     tokens = ahead + sequence.total - place.num_cached
-    return tokens / worker.limits.max_num_batched_tokens + _fill(worker, place.given_sequences)
+    return tokens / worker.limits.max_num_batched_tokens + fill(worker, place.given_sequences)

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from hundredfold_scheduler.core.admission import PATIENCE_S
+from hundredfold_scheduler.core.admission import MAX_WEIGHED, PATIENCE_S
+from hundredfold_scheduler.core.cache import Cache
 from hundredfold_scheduler.core.failures import Code
 from hundredfold_scheduler.core.intake import QueueLimits
+from hundredfold_scheduler.core.request import Sequence
 from hundredfold_scheduler.core.routing import EVEN_SEATS, EVEN_SHARE
 from support.fake_worker import Script, expected_output
 from support.scheduler_harness import SMALL, Received
@@ -302,21 +304,49 @@ def test_what_was_accepted_once_is_never_refused_for_room() -> None:
         assert_right(received, prompt(i), 20)
 
 
-def test_looking_costs_no_more_with_a_long_queue() -> None:
-    """Per plan at most so many candidates are examined, whatever the queue and however many the workers."""
-    house = House(fleet={name: replace(SMALL, max_num_seqs=2) for name in "abc"}, check_every_step=False)
-    for i in range(400):
-        house.submit(i, prompt(i, 20), 100)
-    popped = 0
-    real = house.scheduler.state.waiting.pop
+@pytest.mark.parametrize("workers", [1, 3, 24])
+def test_a_look_costs_no_more_with_more_workers(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While more wait than there are seats, a plan asks about as many caches with 24 workers as with one."""
+    limits = replace(SMALL, max_num_seqs=2)
+    fleet = {f"worker-{number}": limits for number in range(workers)}
+    house = House(fleet=fleet, check_every_step=False)
+    for i in range(300):
+        house.submit(i, prompt(i, 20), 10)
+    asked = 0
+    real = Cache.match
 
-    def pop() -> object:
-        nonlocal popped
-        popped += 1
-        return real()
+    def match(cache: Cache, sequence: Sequence) -> list[int]:
+        nonlocal asked
+        asked += 1
+        return real(cache, sequence)
 
-    house.scheduler.state.waiting.pop = pop  # type: ignore[method-assign]
-    for _ in range(30):
+    monkeypatch.setattr(Cache, "match", match)
+    while len(house.scheduler.state.waiting) > 2 * workers:
         house.turn()
-    assert popped <= 33 * len(house.plans)
-    assert len(house.plans) >= 60
+    assert asked <= 2 * len(house.plans)
+
+
+def test_at_most_so_many_workers_are_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have the prefix and room for a newcomer: a few of the emptiest are asked, not all."""
+    house = House(fleet={f"worker-{number}": ROOMY for number in range(30)}, check_every_step=False)
+    for i in range(30):
+        house.submit(i, [*STEM, i + 3], 100)
+    while len(house.scheduler.state.waiting):
+        house.turn()
+    asked = 0
+    real = Cache.match
+
+    def match(cache: Cache, sequence: Sequence) -> list[int]:
+        nonlocal asked
+        asked += 1
+        return real(cache, sequence)
+
+    monkeypatch.setattr(Cache, "match", match)
+    house.submit(100, [*STEM, 900], 5)
+    for name in house.rigs:
+        before = asked
+        house.take_result()
+        house.plan_for(name)
+        assert asked - before <= MAX_WEIGHED + 1
+    house.run()
+    assert_right(house.received[100], [*STEM, 900], 5)
