@@ -40,7 +40,7 @@ def ids_of(answer: Any) -> list[tuple[int, ...]]:
 
 
 def test_four_different_answers_the_same_four_each_time(tiny: Stack) -> None:
-    """Choice 0 is what n = 1 gives, the others differ; neighbours neither change nor are changed."""
+    """Report 105: choice 0 is what n = 1 gives, the others differ; neighbours notice nothing."""
     with Client(tiny.address) as client:
         alone = client.generate_once(token_ids=PROMPT, **SEEDED)
         first = client.generate(token_ids=PROMPT, n=4, **SEEDED).result()

@@ -14,7 +14,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hundredfold.internal.v1 import sequence_pb2, worker_pb2, worker_pb2_grpc
-from hundredfold_scheduler.core.step import NewSequence, StepPlan, StepResult
+from hundredfold_scheduler.core.step import Branch, NewSequence, StepPlan, StepResult
 from support.fake_worker import FakeWorker, PlanViolation
 
 _INCARNATIONS = itertools.count(1)
@@ -183,9 +183,15 @@ def plan_of(message: worker_pb2.StepPlan) -> StepPlan:
                 prompt_is_scored=False,
                 choice_index=new.choice_index,
                 traceparent=new.traceparent,
+                num_candidates=new.num_candidates,
             )
             for new in message.new_sequences
         ],
+        branches=[
+            Branch(one.slot, one.source_slot, one.token_id, one.kept_blocks, list(one.block_ids))
+            for one in message.branches
+        ],
+        copies=[(copy.source, copy.destination) for copy in message.copies],
         grown_slots=list(message.grown_slots),
         grown_counts=list(message.grown_counts),
         grown_block_ids=list(message.grown_block_ids),
@@ -209,5 +215,9 @@ def result_message(result: StepResult) -> worker_pb2.StepResult:
     for failure in result.failures:
         message.failures.add(
             row=failure.row, failure=sequence_pb2.Failure(code=failure.code, message=failure.message)
+        )
+    for found in result.candidates:
+        message.candidates.add(
+            row=found.row, token_ids=found.candidates.token_ids, logprobs=found.candidates.logprobs
         )
     return message

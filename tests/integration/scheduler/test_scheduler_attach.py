@@ -8,9 +8,10 @@ import grpc
 import pytest
 
 from hundredfold.internal.v1 import scheduler_pb2, sequence_pb2
+from hundredfold_scheduler.core.beam_search import BeamTerms
 from hundredfold_scheduler.core.failures import Code
 from support.eventually import eventually
-from support.fake_worker import EOS, Script, expected_output
+from support.fake_worker import EOS, Script, expected_beams, expected_output
 from support.grpc_worker import GrpcWorker
 from support.replica import Replica
 from support.scheduler_stack import scheduler_stack
@@ -116,11 +117,11 @@ async def test_refusals_come_as_failed_requests() -> None:
         first = await replica.submit(0, prompt(0), 30)
         same = await replica.submit(1, prompt(1), 5, request_id="request-0")
         long = await replica.submit(2, prompt(2, 1024), 5)
-        later = await replica.submit(3, prompt(3), 5, beam_width=4)
+        wide = await replica.submit(3, prompt(3), 5, beam_width=17)
         for told, code, field in (
             (same, Code.ALREADY_EXISTS, "request_id"),
             (long, Code.INVALID_ARGUMENT, "prompt"),
-            (later, Code.UNIMPLEMENTED, "beam_width"),
+            (wide, Code.INVALID_ARGUMENT, "sampling.beam_width"),
         ):
             await told.wait(1)
             assert told.failure is not None
@@ -129,6 +130,20 @@ async def test_refusals_come_as_failed_requests() -> None:
         await first.wait()
         assert first.ids == right(prompt(0), 30)
         await replica.close()
+
+
+async def test_beams_through_both_streams() -> None:
+    """Candidates come up, branches and copies go down; the best beam is told at the end with its score."""
+    async with scheduler_stack(GrpcWorker()) as stack:
+        replica = await stack.replica()
+        told = await replica.submit(0, prompt(0), 30, beam_width=4, length_penalty=0.5)
+        await told.wait()
+        best = expected_beams(prompt(0), 30, BeamTerms(4, 0.5, early_stopping=False), 1000)[0]
+        assert told.ids == list(best.output)
+        assert told.finished is not None
+        assert told.finished.beam_score == best.score
+        await replica.close()
+        await stack.wait_idle()
 
 
 async def test_a_full_queue_answers_at_once_with_a_hint() -> None:

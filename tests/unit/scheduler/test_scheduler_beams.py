@@ -57,7 +57,7 @@ def test_a_group_is_in_one_plan_at_a_time_and_disturbs_nobody() -> None:
 
 
 def test_a_group_waits_for_all_its_seats_and_is_not_starved() -> None:
-    """Report 65: it needs its seats at once; others overtake it only so often."""
+    """It needs its seats at once; others overtake it only so often."""
     harness = Harness(replace(SMALL, max_num_seqs=4))
     first = [harness.submit(i, [7 + i] * 10, 30) for i in range(4)]
     beams = harness.submit(10, PROMPT, 8, beams=FOUR)
@@ -84,7 +84,7 @@ def test_cancelled_at_any_moment(turns: int) -> None:
 
 @pytest.mark.parametrize("turns", range(1, 40, 3))
 def test_replayed_as_a_group(turns: int) -> None:
-    """Report 22: the selected histories are computed again, and the search goes on as if nothing had been."""
+    """The selected histories are computed again, and the search goes on as if nothing had been."""
     harness = Harness()
     received = harness.submit(0, PROMPT, 40, beams=FOUR, n=4)
     for _ in range(turns):

@@ -21,7 +21,7 @@ def wanted(max_tokens: int, choice: int, script: Script = Script()) -> list[int]
 
 
 def test_every_choice_is_its_own_and_the_prompt_is_computed_once() -> None:
-    """Report 20: siblings wait until the first has computed the prompt, then share its full blocks."""
+    """Report 105: siblings wait until the first has computed the prompt, then share its full blocks."""
     harness = Harness()
     received = harness.submit(0, PROMPT, 12, n=4)
     harness.run()
@@ -97,7 +97,7 @@ def test_a_choice_that_fails_ends_the_request() -> None:
 
 @pytest.mark.parametrize("turns", [2, 4, 8, 12])
 def test_a_dead_worker_changes_no_choice(turns: int) -> None:
-    """Report 22: choices that ran are replayed behind the first of them, each goes on where it was."""
+    """Choices that ran are replayed behind the first of them, each goes on where it was."""
     harness = Harness()
     received = harness.submit(0, PROMPT, 16, n=4)
     for _ in range(turns):
@@ -127,7 +127,7 @@ def test_a_new_scheduler_is_told_of_each_choice() -> None:
 
 
 def test_the_queue_counts_seats() -> None:
-    """Report 107: a request of many choices is as many as it makes."""
+    """A request of many choices is as many as it makes."""
     harness = Harness(replace(SMALL, max_num_seqs=2), queue=QueueLimits(6, 10_000))
     refused = harness.submit(0, PROMPT, 4, n=9)
     harness.read()

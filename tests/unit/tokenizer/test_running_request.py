@@ -198,3 +198,79 @@ async def test_missing_scores_are_made_up(bpe: Vocabulary) -> None:
         items.append(item)
     assert isinstance(items[0], Piece)
     assert [score.logprob for score in items[0].scores] == [-9999.0, -9999.0]
+
+
+def row(index: int, offset: int, ids: Sequence[int]) -> scheduler_pb2.Outputs:
+    return message((offset, ids), indexes=[index])
+
+
+async def pieces_of(request: RunningRequest) -> tuple[dict[int, list[int]], list[int]]:
+    """Ids of each choice, and the indexes of the ends in their order."""
+    ids: dict[int, list[int]] = {}
+    ends = []
+    while (item := await request.outbox.read()) is not None:
+        if isinstance(item, Piece):
+            assert item.index not in ends, "something follows a choice's end"
+            ids.setdefault(item.index, []).extend(item.token_ids)
+        elif isinstance(item, pb.Finished):
+            ends.append(item.index)
+    return ids, ends
+
+
+async def test_each_choice_ends_once_and_by_itself(bpe: Vocabulary) -> None:
+    """Report 105: a stop string ends its choice alone; the request is over with the last one."""
+    raw = list(bpe.table.raw)
+    a, b = raw.index(b"A"), raw.index(b"B")
+    request = running(bpe, n=3, stop=["B"])
+    deliver(row(0, 0, [a]), {7: request})
+    assert deliver(row(1, 0, [a, b, a]), {7: request}) == [(request, request.choices[1])]
+    deliver(row(2, 0, [a, a]), {7: request})
+    deliver(scheduler_pb2.Outputs(finished=[ended(STOP, index=1)]), {7: request})
+    assert not request.ended
+    deliver(row(0, 1, [a]), {7: request})
+    deliver(scheduler_pb2.Outputs(finished=[ended(LENGTH, index=i) for i in (2, 2, 0)]), {7: request})
+    assert request.ended
+    assert request.usage == pb.Usage(prompt_tokens=3, completion_tokens=6)
+    ids, ends = await pieces_of(request)
+    assert ids == {0: [a, a], 1: [a, b], 2: [a, a]}
+    assert ends == [1, 2, 0]
+
+
+async def test_a_failure_ends_all_choices(bpe: Vocabulary) -> None:
+    request = running(bpe, n=2)
+    deliver(row(1, 0, [65]), {7: request})
+    deliver(scheduler_pb2.Outputs(finished=[ended(LENGTH, index=1)]), {7: request})
+    request.take_failure(sequence_pb2.Failure(code=13, message="broken"))
+    with pytest.raises(RequestError, match="broken"):
+        await output(request)
+
+
+def test_choices_are_submitted_again_by_index(bpe: Vocabulary) -> None:
+    """An ended one is named as such, one without ids not at all; beams begin anew."""
+    request = running(bpe, n=3)
+    deliver(row(1, 0, [65, 66]), {7: request})
+    deliver(row(2, 0, [67]), {7: request})
+    deliver(scheduler_pb2.Outputs(finished=[ended(LENGTH, index=2)]), {7: request})
+    submit = request.submission(0.0)
+    assert submit.n == 3
+    assert [(prior.index, list(prior.token_ids), prior.finished) for prior in submit.prior] == [
+        (1, [65, 66], False),
+        (2, [], True),
+    ]
+    beams = running(bpe, Received((65, 66), 1), n=2, beam_width=4, length_penalty=0.5)
+    submit = beams.submission(0.0)
+    assert (submit.beam_width, submit.length_penalty, submit.n) == (4, 0.5, 2)
+    assert not submit.prior
+    assert running(bpe, beam_width=1).submission(0.0).beam_width == 0
+
+
+async def test_beams_that_come_again_are_dropped(bpe: Vocabulary) -> None:
+    """A client that got part of the best beam gets the rest of it, once."""
+    request = running(bpe, Received((65, 66), 1), n=2, beam_width=4)
+    done = [ended(LENGTH, index=i) for i in (0, 1)]
+    done[0].beam_score = -0.5
+    deliver(message((0, [65, 66, 67]), (0, [70]), indexes=[0, 1], finished=done), {7: request})
+    assert request.finished[0].beam_score == -0.5
+    ids, ends = await pieces_of(request)
+    assert ids == {0: [67], 1: [70]}
+    assert ends == [0, 1]

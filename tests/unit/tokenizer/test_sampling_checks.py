@@ -110,7 +110,7 @@ INVALID, LATER = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED
     ],
 )
 def test_choices_and_beams_that_cannot_be(fields: dict[str, Any], code: grpc.StatusCode, field: str) -> None:
-    """Items 121 and 138: what contradicts itself, or a search that makes no random draws, is told so."""
+    """Item 106: what contradicts itself, or a search that makes no random draws, is told so."""
     with pytest.raises(RequestError) as refused:
         check_sampling(pb.SamplingParams(**fields), {}, VOCAB)
     assert (refused.value.code, refused.value.field) == (code, field)

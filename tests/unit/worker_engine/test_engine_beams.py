@@ -103,7 +103,7 @@ class Beams:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [5, 16, 30])
 def test_a_branch_is_a_sequence_with_that_history(make_driver, kind: str, length: int) -> None:
-    """Report 20: beams share full blocks and copy the part of a block; none ever sees another's tokens."""
+    """Beams share full blocks and copy the part of a block; none ever sees another's tokens."""
     rng = np.random.default_rng(length)
     params, prompt = KINDS[kind], rng.integers(8, 30, length).tolist()
     beams = Beams(make_driver(), prompt, params)
