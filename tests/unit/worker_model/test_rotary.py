@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -10,13 +12,16 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from hundredfold.plugin import ElementwiseSpec, RotaryStyle
 from hundredfold.plugin.registry import Registry
 from hundredfold_worker.model import ModelLoadError
+from hundredfold_worker.model.architectures.rope_config import rotary_from_config
+from hundredfold_worker.model.architectures.shape import Shape
+from hundredfold_worker.model.checkpoint import ConfigJson
 from hundredfold_worker.model.description import (
     DivisorScaling,
     LinearScaling,
     Llama3Scaling,
     RotaryDescription,
 )
-from hundredfold_worker.model.rotary import RotaryTable, frequencies
+from hundredfold_worker.model.rotary import RotaryTable, amplitude, frequencies
 
 CPU = torch.device("cpu")
 OPERATIONS = (
@@ -101,3 +106,29 @@ def test_divisors() -> None:
 def test_a_table_too_large_is_refused() -> None:
     with pytest.raises(ModelLoadError, match=r"max_model_len 134217728 needs .* at most 2097152"):
         RotaryTable(RotaryDescription(128, 1e4), 1 << 27, CPU)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "wanted"),
+    [
+        ({}, 1.138629),
+        ({"mscale": 0.7, "mscale_all_dim": 0.7}, 1.0),
+        ({"mscale": 1.0, "mscale_all_dim": 0.5}, 1.138629 / 1.069315),
+        ({"mscale": 1.0}, 1.138629),
+        ({"attention_factor": 1.25, "mscale": 1.0, "mscale_all_dim": 0.5}, 1.25),
+        ({"factor": 0.5}, 1.0),
+        ({"factor": None}, 1.138629),
+    ],
+)
+@pytest.mark.parametrize("section", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("kind", ["rope_type", "type"])
+def test_yarn_stretches_attention_in_every_spelling(
+    parameters: dict[str, object], wanted: float, section: str, kind: str
+) -> None:
+    values = {kind: "yarn", "factor": 4.0, "original_max_position_embeddings": 8192, **parameters}
+    shape = Shape("X", 96, 512, 2, 4, 4, 128, 96, max_position=32_768, norm_eps=1e-6, tied_head=False)
+    rotary = rotary_from_config(ConfigJson(Path("config.json"), {section: values, "rope_theta": 1e6}), shape)
+    assert amplitude(rotary) == pytest.approx(wanted, abs=1e-6)
+    assert rotary.theta == 1e6
+    at_zero = RotaryTable(rotary, 16, CPU).at(torch.tensor([0])).angles[0]
+    torch.testing.assert_close(at_zero, torch.tensor([[wanted, 0.0]]).expand(64, 2), atol=1e-6, rtol=0)
