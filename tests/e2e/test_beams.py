@@ -53,7 +53,7 @@ def tiny(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @cache
 def tiny_reference(model: str) -> Any:
-    """TINY in transformers, without the ids that its tokenizer does not know: they are never generated here."""
+    """TINY in transformers, without ids that its tokenizer does not know: none is generated here."""
     from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM
 
