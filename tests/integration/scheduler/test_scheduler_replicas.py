@@ -44,13 +44,13 @@ async def test_all_that_are_listed_work_together() -> None:
         await fleet.wait_connected(*fleet.workers)
         told = await busy(fleet)
         load = await fleet.service.load()
-        assert [worker.address for worker in load.workers] == [worker.address for worker in fleet.workers]
+        assert {worker.address for worker in load.workers} == {worker.address for worker in fleet.workers}
         assert sum(worker.running for worker in load.workers) == load.running > 0
         assert load.blocks.total == sum(worker.blocks.total for worker in load.workers) == 512
         assert all(worker.takes_new and worker.seats == 16 for worker in load.workers)
         for i, one in enumerate(told):
             await assert_right(one, prompt(i), 60)
-        assert min(map(seated, fleet.workers)) >= 4
+        assert min(map(seated, fleet.workers)) >= 2
         await fleet.wait_idle()
 
 
@@ -138,7 +138,8 @@ async def test_a_worker_that_leaves_finishes_what_it_has() -> None:
         core = fleet.service.core
         await eventually(lambda: core.state.workers[workers[0].address].leaving)
         before = seated(workers[0])
-        assert not next(load for load in (await fleet.service.load()).workers).takes_new
+        takes_new = {worker.address: worker.takes_new for worker in (await fleet.service.load()).workers}
+        assert takes_new == {workers[0].address: False, workers[1].address: True}
         replica = await fleet.replica("other")
         more = [await replica.submit(i, prompt(i), 20) for i in range(100, 110)]
         for i, one in enumerate(more, 100):
