@@ -64,7 +64,7 @@ def write_family(
         writer.add_array(name, value) if isinstance(value, list) else writer.add_uint32(name, value)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            _write_parameter(writer, _gguf_name(name, architecture), parameter, architecture, kind)
+            _write_parameter(writer, gguf_name(name, architecture), parameter, architecture, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -101,7 +101,8 @@ def _write_parameter(
     parameter.copy_(torch.from_numpy(dequantize(packed, kind(name)).reshape(values.shape)))
 
 
-def _gguf_name(name: str, architecture: str) -> str:
+def gguf_name(name: str, architecture: str) -> str:
+    """A transformers parameter name in GGUF's spelling."""
     stem, suffix = name.rsplit(".", 1)
     if not stem.startswith("model.layers."):
         return f"{GGUF_NAMES[stem]}.{suffix}"

@@ -1,0 +1,75 @@
+"""Ground truth for Gemma 3 270M: transformers over its GGUF file, dequantized by the gguf library.
+
+transformers' own reader of such files takes a minute, most of it for the vocabulary; this takes seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+from hundredfold.models import GgufMetadata, gguf_metadata
+from support.gguf_families import gguf_name
+
+
+def load_gemma(path: Path) -> Gemma3ForCausalLM:
+    """The model in float32, with the configuration that the file states and defaults for the rest."""
+    metadata = gguf_metadata(path)
+    config = _config(metadata)
+    with torch.device("meta"):
+        model = Gemma3ForCausalLM(config)
+    state = {}
+    for name, parameter in model.named_parameters():
+        values = _values(metadata, gguf_name(name, "gemma3")).reshape(tuple(parameter.shape))
+        # the converter adds one to the weights of norms
+        state[name] = torch.from_numpy(values - np.float32(1) if "norm" in name else values)
+    model.load_state_dict(state, strict=False, assign=True)
+    model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    model.model.embed_tokens.embed_scale = torch.tensor(config.hidden_size**0.5)
+    return model.eval()
+
+
+def continuation(model: Any, prompt: list[int], answer: list[int]) -> list[int]:
+    """The greedy choice after the prompt and after every id of ``answer`` but the last.
+
+    Equal to ``answer`` exactly when greedy decoding gives ``answer``, by induction.
+    """
+    with torch.inference_mode():
+        ids = torch.tensor([prompt + answer[:-1]])
+        logits = model(ids, logits_to_keep=len(answer)).logits[0]
+    found: list[int] = logits.argmax(-1).tolist()
+    return found
+
+
+def _config(metadata: GgufMetadata) -> Gemma3TextConfig:
+    def number(key: str) -> int:
+        return int(metadata.values[f"gemma3.{key}"])  # type: ignore[arg-type]
+
+    return Gemma3TextConfig(
+        vocab_size=metadata.tensors["token_embd.weight"].shape[0],
+        hidden_size=number("embedding_length"),
+        intermediate_size=number("feed_forward_length"),
+        num_hidden_layers=number("block_count"),
+        num_attention_heads=number("attention.head_count"),
+        num_key_value_heads=number("attention.head_count_kv"),
+        head_dim=number("attention.key_length"),
+        query_pre_attn_scalar=number("attention.key_length"),
+        max_position_embeddings=number("context_length"),
+        rms_norm_eps=float(metadata.values["gemma3.attention.layer_norm_rms_epsilon"]),  # type: ignore[arg-type]
+        sliding_window=number("attention.sliding_window"),
+        rope_theta=float(metadata.values["gemma3.rope.freq_base"]),  # type: ignore[arg-type]
+    )
+
+
+def _values(metadata: GgufMetadata, name: str) -> np.ndarray:
+    tensor = metadata.tensors[name]
+    raw = np.fromfile(metadata.path, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
+    rows = raw.reshape(tensor.shape[0], -1) if len(tensor.shape) > 1 else raw
+    return np.asarray(dequantize(rows, GGMLQuantizationType[tensor.type_name]), dtype=np.float32)
