@@ -19,7 +19,6 @@ from hundredfold_worker.model.description import (
     LayerDescription,
     MlpDescription,
     ModelDescription,
-    RotaryDescription,
 )
 from hundredfold_worker.sampling.noise import bits, spread
 
@@ -79,10 +78,9 @@ class ToyModel:
 
     @property
     def description(self) -> ModelDescription:
-        layer = LayerDescription(AttentionDescription(1, 1, 8, 1.0), MlpDescription(8))
-        return ModelDescription(
-            "Toy", self.vocab_size, 8, 1e-5, RotaryDescription(8, 1e4), (layer,), True, self.max_model_len
-        )
+        layer = LayerDescription(AttentionDescription(1, 1, 8, 1.0, rotary=None), MlpDescription(8))
+        length = self.max_model_len
+        return ModelDescription("Toy", self.vocab_size, 8, 1e-5, (layer,), True, length, longest=length)
 
     @property
     def runtime(self) -> RuntimeReport:
