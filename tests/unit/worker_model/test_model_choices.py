@@ -105,7 +105,7 @@ def test_a_plugin_denied_is_not_used(checkpoint: Path) -> None:
     model = load_model(resolve(str(checkpoint)), options, registries)
     (kernels,) = (s for s in model.runtime.selections if s.subject == "kernels")
     assert kernels.chosen == "torch"
-    with pytest.raises(ModelLoadError, match=r"no attention fits \(none is installed\)"):
+    with pytest.raises(ModelLoadError, match="no attention fits"):
         load_model(
             resolve(str(checkpoint)), options, all_registries(deny=("attention:cpu", "attention:torch"))
         )
