@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hundredfold_worker.engine.plan import EndReason, NewSequence, StepPlan
+from hundredfold_worker.memory import CacheNeed, MemoryBudget, num_blocks
 from hundredfold_worker.sampling.params import SamplingParams
 from hundredfold_worker.settings import WorkerSettings
 from hundredfold_worker.startup import Loaded, make_engine, open_registries, start_model
@@ -181,3 +182,18 @@ def test_the_worst_case_right_after_the_start(loaded: Loaded) -> None:
         run.take(plan, run.engine.step(plan))
     assert all(t.failure is None and len(t.output) == 4 for t in tracks)
     assert all(sum(len(p.scores.logprobs) for p in t.scores) == 249 + 4 for t in tracks)
+
+
+def test_a_smaller_cache_type_holds_more_in_the_same_memory(tiny_checkpoint: str) -> None:
+    """Report 12: blocks are counted in bytes of the type that the cache has, and take what was counted."""
+    budget = MemoryBudget(total=1 << 30, utilization=0.03, held=0, step=0, free=1 << 30)
+    blocks = {}
+    for kind in ("fp32", "bf16"):
+        settings = WorkerSettings(
+            model=tiny_checkpoint, dtype="fp32", kv_cache_dtype=kind, block_size=16, num_threads=1
+        )
+        planner = start_model(settings, open_registries(settings)).model.cache_planner
+        need = CacheNeed(planner.bytes_per_block(), 16, max_model_len=512, max_num_seqs=1 << 20)
+        blocks[kind] = num_blocks(budget, need, None)
+        assert planner.allocate(blocks[kind]).nbytes == blocks[kind] * planner.bytes_per_block()
+    assert blocks["bf16"] >= 1.95 * blocks["fp32"]

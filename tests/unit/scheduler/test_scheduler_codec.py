@@ -237,6 +237,11 @@ def test_settings_lower_a_workers_limits_and_never_raise_them() -> None:
     )
 
 
+def test_a_workers_window_is_planned_with() -> None:
+    assert limits_in_force(worker_info(sliding_window=48), SchedulerSettings(), None).sliding_window == 48
+    assert limits_in_force(worker_info(), SchedulerSettings(), None).sliding_window is None
+
+
 @pytest.mark.parametrize(
     ("info", "settings", "fingerprint", "named"),
     [
