@@ -40,7 +40,6 @@ def limits_in_force(
             "max_num_seqs is cut to max_num_batched_tokens: every running sequence advances in each step",
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            sliding_window=info.sliding_window or None,
         )
         max_num_seqs = max_num_batched_tokens
     try:
@@ -52,6 +51,7 @@ def limits_in_force(
             num_blocks=info.num_blocks,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            sliding_window=info.sliding_window or None,
         )
     except ValueError as error:
         raise WorkerRefused(f"its limits make no sense: {error}") from None
