@@ -105,20 +105,16 @@ def gateway(stack: Stack) -> Iterator[Gateway]:
         running.process.wait()
 
 
+def one_stream(gateway: Gateway, number: int) -> tuple[str, str]:
+    return gateway.stream(
+        prompt=f"Once {number}", max_tokens=TOKENS, temperature=1.0, seed=number, ignore_eos=True
+    )
+
+
 def under_streams(gateway: Gateway, trouble: Callable[[], None]) -> list[tuple[str, str]]:
     """What ``STREAMS`` streams end with while something happens."""
     with ThreadPoolExecutor(STREAMS) as pool:
-        asked = [
-            pool.submit(
-                gateway.stream,
-                prompt=f"Once {number}",
-                max_tokens=TOKENS,
-                temperature=1.0,
-                seed=number,
-                ignore_eos=True,
-            )
-            for number in range(STREAMS)
-        ]
+        asked = [pool.submit(one_stream, gateway, number) for number in range(STREAMS)]
         troubling = threading.Thread(target=trouble)
         troubling.start()
         ends = [stream.result() for stream in asked]
@@ -144,15 +140,27 @@ def test_tokenizers_are_killed_under_the_streams(stack: Stack, gateway: Gateway)
     stack.wait_idle()
 
 
-def test_a_rolling_restart_of_doors_and_gateway_fails_nothing(stack: Stack, gateway: Gateway):
+def test_a_rolling_restart_of_everything_fails_nothing(stack: Stack, gateway: Gateway):
+    """Worker, scheduler and both doors one after the other while requests keep coming, then the gateway."""
     undisturbed = under_streams(gateway, lambda: None)
+    done = threading.Event()
 
-    def restart_each() -> None:
-        for name in ("tokenizer", "tokenizer-2"):
-            assert stack.restart(name) == 0
-            stack.wait_ready()
+    def keep_asking(number: int) -> list[tuple[str, str]]:
+        answers = []
+        while not done.is_set():
+            answers.append(one_stream(gateway, number))
+        return answers
 
-    assert under_streams(gateway, restart_each) == undisturbed
+    with ThreadPoolExecutor(STREAMS) as pool:
+        asking = [pool.submit(keep_asking, number) for number in range(STREAMS)]
+        try:
+            for name in stack.names:
+                assert stack.restart(name) == 0, name
+                stack.wait_ready()
+        finally:
+            done.set()
+        for number, answers in enumerate(asking):
+            assert set(answers.result()) == {undisturbed[number]}
     ends: list[tuple[str, str]] = []
     streaming = threading.Thread(target=lambda: ends.extend(under_streams(gateway, lambda: None)))
     streaming.start()
