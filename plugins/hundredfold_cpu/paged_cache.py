@@ -53,7 +53,8 @@ def _zeros(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     if nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros((rows, columns), dtype=dtype)
     try:
-        memory = mmap.mmap(-1, nbytes)
+        # Shared memory, Python's default, has huge pages only where a system allows them for it.
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"{nbytes} bytes for cache blocks") from error
     with contextlib.suppress(OSError):  # a system built without them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -191,6 +192,32 @@ def test_a_broken_token_stays_with_those_who_see_it() -> None:
     out = paged.run([60])
     assert torch.isfinite(out[:41]).all()
     assert out[41:].isnan().all()
+
+
+def test_blocks_are_there_from_the_start_in_memory_that_may_be_huge_pages() -> None:
+    """Shared memory may not be, on most systems; untouched memory could run out in the middle of work."""
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("no huge pages on this system")
+    spec = KVCacheSpec(1, 2, 64, 16, CPU, torch.float32)
+    keys = CpuAttention().allocate(spec, Encoding.FP32, 4096).keys
+    permissions, facts = mapping_of(keys.data_ptr())
+    assert permissions.endswith("p")
+    assert "hg" in facts["VmFlags"]
+    assert int(facts["Rss"][0]) * 1024 >= keys.nbytes
+
+
+def mapping_of(address: int) -> tuple[str, dict[str, list[str]]]:
+    """Permissions of the mapping of memory that holds an address, and what the system says of it."""
+    permissions, facts, inside = "", {}, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if name.endswith(":"):
+            facts |= {name[:-1]: values} if inside else {}
+        else:
+            low, high = (int(bound, 16) for bound in name.split("-"))
+            inside = low <= address < high
+            permissions = values[0] if inside else permissions
+    return permissions, facts
 
 
 def test_what_is_refused_and_why() -> None:
