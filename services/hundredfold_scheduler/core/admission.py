@@ -49,9 +49,14 @@ class Admission:
         self._observer = observer
 
     @property
+    def num_owners(self) -> int:
+        """Owners that asked for something lately."""
+        return self._fair_room.num_owners
+
+    @property
     def shares(self) -> bool:
         """Whether several owners are there, so that room is kept for those who hold little."""
-        return self._fair_room.num_owners > 1
+        return self.num_owners > 1
 
     def has_claim(self, sequence: Sequence, worker: Worker) -> bool:
         """Whether several owners are there and this one's holds no more than its share."""

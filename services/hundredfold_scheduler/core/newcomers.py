@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hundredfold_scheduler.core.admission import Admission, Verdict
 from hundredfold_scheduler.core.request import Sequence
 from hundredfold_scheduler.core.state import State
-from hundredfold_scheduler.core.worker import Worker
+from hundredfold_scheduler.core.worker import Outlook, Worker
 
 MAX_CANDIDATES = 32
 """Waiting sequences examined per step: the cost of a step does not grow with the queue."""
@@ -88,8 +88,8 @@ class Newcomers:
         if terms.claims_only and not self._admission.shares:
             return []
         look = _Look(terms, terms.budget, terms.longest)
-        version, room = waiting.version, worker.cache.num_unpromised - self._admission.headroom(worker)
-        if self._is_stuck(worker, (version, room, terms.longest)):
+        outlook = self._outlook(worker, terms)
+        if worker.running and worker.stuck is not None and outlook.is_no_better_than(worker.stuck):
             return []
         for _ in range(MAX_CANDIDATES):
             if look.budget <= 0 or not self.can_seat(worker):
@@ -100,15 +100,18 @@ class Newcomers:
         for sequence in (*look.no_room, *look.put_off, *look.elsewhere):
             waiting.restore(sequence)
         nothing_fits = bool(look.no_room or look.put_off) and not look.seated and not look.elsewhere
-        worker.stuck = (version, room, terms.longest) if nothing_fits else None
+        worker.stuck = outlook if nothing_fits else None
         return look.seated
 
-    def _is_stuck(self, worker: Worker, looking: tuple[int, int, int]) -> bool:
-        """Whether the last look found nothing, and nothing is better now."""
-        stuck = worker.stuck
-        if stuck is None or not worker.running:
-            return False
-        return stuck[0] == looking[0] and stuck[1] >= looking[1] and stuck[2] >= looking[2]
+    def _outlook(self, worker: Worker, terms: Terms) -> Outlook:
+        return Outlook(
+            version=self._state.waiting.version,
+            num_owners=self._admission.num_owners,
+            room=worker.cache.num_unpromised - self._admission.headroom(worker),
+            seats=worker.slots.num_free,
+            longest=terms.longest,
+            claims_only=terms.claims_only,
+        )
 
     def _examine(self, sequence: Sequence, look: _Look, worker: Worker, now: float) -> bool:
         """Seat a candidate or pass it over; false when nobody behind it may go before it."""

@@ -27,6 +27,34 @@ class InFlight:
     """Rows that advanced by their next token; all other tokens are prompts' and of what is computed again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a look at the queue finds a worker with: all that may decide whether anybody fits."""
+
+    version: int
+    """Of the queue."""
+    num_owners: int
+    """Owners that asked lately: what is kept for those who hold little depends on them."""
+    room: int
+    """Blocks that newcomers could take."""
+    seats: int
+    longest: int
+    """Longest prompt that may start, in tokens."""
+    claims_only: bool
+    """Whether memory was too short for anybody but owners who hold little."""
+
+    def is_no_better_than(self, other: Outlook) -> bool:
+        """Whether nobody can fit now who did not fit then."""
+        return (
+            self.version == other.version
+            and self.num_owners == other.num_owners
+            and self.room <= other.room
+            and self.seats <= other.seats
+            and self.longest <= other.longest
+            and self.claims_only >= other.claims_only
+        )
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """Dropped as a whole when the worker dies: one that comes back starts empty."""
@@ -53,8 +81,8 @@ class Worker:
     """It has said that it stops: it gets nothing new, and its end is nobody's fault."""
     silent: bool = False
     """It does not answer at present; it gets nothing new meanwhile."""
-    stuck: tuple[int, int, int] | None = None
-    """Queue version, room and longest prompt wanted at the last look at the queue, when nothing fitted."""
+    stuck: Outlook | None = None
+    """What the last look at the queue found, when nothing fitted."""
     cost: StepCost = field(default_factory=StepCost)
     """What its steps take."""
     last_start: int = 0
