@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 
-from hundredfold.client import AsyncGenerateStream, Event, RequestFailed, Started
+from hundredfold.client import AsyncGenerateStream, Event, Started
 
 PATIENCE_S = 1.0
 """How long the first token is waited for before the client is told that its stream begins: until then a
@@ -23,25 +23,28 @@ Numbered = tuple[int, Event]
 async def read_together(streams: Sequence[AsyncGenerateStream]) -> AsyncGenerator[Numbered, None]:
     """All events of all streams, each stream's in their order.
 
-    The first stream that fails ends all with its ``RequestFailed``; so does leaving, at once.
+    The first stream that fails ends all with its error, mostly a ``RequestFailed``; so does leaving, at once.
     """
     if len(streams) == 1:
         async with streams[0] as only:
             async for event in only:
                 yield 0, event
         return
-    queue: asyncio.Queue[tuple[int, Event | RequestFailed | None]] = asyncio.Queue(_QUEUED * len(streams))
-    tasks = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
+    queue: asyncio.Queue[Numbered | asyncio.Task[None]] = asyncio.Queue()
+    room = asyncio.Semaphore(_QUEUED * len(streams))
+    tasks = [asyncio.create_task(_pump(number, stream, queue, room)) for number, stream in enumerate(streams)]
+    for task in tasks:
+        task.add_done_callback(queue.put_nowait)  # however it ended
     try:
         running = len(streams)
         while running:
-            number, item = await queue.get()
-            if item is None:
+            item = await queue.get()
+            if isinstance(item, asyncio.Task):
                 running -= 1
-            elif isinstance(item, RequestFailed):
-                raise item
+                item.result()
             else:
-                yield number, item
+                room.release()
+                yield item
     finally:
         for task in tasks:
             task.cancel()
@@ -51,16 +54,13 @@ async def read_together(streams: Sequence[AsyncGenerateStream]) -> AsyncGenerato
 async def _pump(
     number: int,
     stream: AsyncGenerateStream,
-    queue: asyncio.Queue[tuple[int, Event | RequestFailed | None]],
+    queue: asyncio.Queue[Numbered | asyncio.Task[None]],
+    room: asyncio.Semaphore,
 ) -> None:
-    end: RequestFailed | None = None
-    try:
-        async with stream:
-            async for event in stream:
-                await queue.put((number, event))
-    except RequestFailed as failure:
-        end = failure
-    await queue.put((number, end))
+    async with stream:
+        async for event in stream:
+            await room.acquire()
+            queue.put_nowait((number, event))
 
 
 class Opened:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
 
 from hundredfold_gateway.errors import ApiError
 from hundredfold_gateway.gate import Gate
+from hundredfold_gateway.generation import read_together
 from hundredfold_gateway.http.events import EventStream
 from hundredfold_gateway.http.presence import ClientGone, while_there
 
@@ -128,6 +129,54 @@ async def test_a_cut_ends_readers_and_those_who_do_not_read(reads: bool):
     await asyncio.wait_for(running, 5)
     assert source.closed
     assert (json.loads(client.frames[-1]).get("error", {}).get("code") == "unavailable") is reads
+
+
+class Stream:
+    """Stands for a client's stream: events without an end, or some and then an error."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.taken = 0
+        self.closed = False
+        self._error = error
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.closed = True
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        while self._error is None or self.taken < 2:
+            self.taken += 1
+            yield self.taken
+            await asyncio.sleep(0)
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [TypeError("x"), asyncio.CancelledError()])
+async def test_any_end_of_one_stream_reaches_the_reader_and_ends_the_others(error: BaseException):
+    streams: list[Any] = [Stream(), Stream(error)]
+    seen = []
+
+    async def read() -> None:
+        async for event in read_together(streams):
+            seen.append(event)  # noqa: PERF401  # what came before the error
+
+    with pytest.raises(type(error)):
+        await asyncio.wait_for(read(), 5)
+    assert [event for event in seen if event[0] == 1] == [(1, 1), (1, 2)]
+    assert all(stream.closed for stream in streams)
+
+
+async def test_streams_are_read_ahead_by_a_few_events_only():
+    streams: list[Any] = [Stream(), Stream()]
+    reading = read_together(streams)
+    await anext(reading)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert 2 <= sum(stream.taken for stream in streams) <= 12
+    await reading.aclose()
+    assert all(stream.closed for stream in streams)
 
 
 async def test_work_for_a_client_that_leaves_is_cancelled_and_has_ended():
