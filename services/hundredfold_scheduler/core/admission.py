@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from heapq import nsmallest
 
 from hundredfold_scheduler.core.beam_group import BeamGroup
 from hundredfold_scheduler.core.fair_room import FairRoom
+from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.request import Sequence, Status
 from hundredfold_scheduler.core.routing import Given, Place, Router, fill
@@ -27,6 +29,7 @@ class Verdict(enum.Enum):
 
     ADMITTED = "admitted"
     NO_ROOM = "does not fit beside the running ones, or has to be alone"
+    LEFT = "fits nowhere, and another worker is nearest to having room for it"
     KEPT = "fits, but into what is kept for owners that hold less"
     TOO_LONG = "has to wait for the long prompt that is under way"
     ELSEWHERE = "another worker is the place for it"
@@ -45,6 +48,8 @@ class Admission:
         """Those of them that have seats."""
         self._scarce = False
         """Whether they have fewer seats than wait: then nothing is left to them for balance alone."""
+        self._nearest: dict[Callable[[Worker], Nearness], dict[WorkerLimits, Nearness]] = {}
+        """Of the others of each kind the one that is nearest to having room, by what room is measured by."""
         self._fair_room = fair_room
         self._observer = observer
 
@@ -77,8 +82,13 @@ class Admission:
             for other in self._state.workers.values()
             if other is not worker and other.takes_new and not other.is_late(now, PATIENCE_S)
         ]
+        self._nearest.clear()
         self._open = [other for other in self._others if other.slots.num_free and not other.runs_solo]
         self._scarce = len(self._state.waiting) >= sum(other.slots.num_free for other in self._open)
+
+    def can_hold(self, sequence: Sequence, worker: Worker) -> bool:
+        """Whether the sequence and its whole answer fit the worker when it is empty. O(1)."""
+        return worker.limits.holds(sequence.prompt_len, sequence.max_tokens, _seats(sequence))
 
     def try_admit(self, sequence: Sequence, worker: Worker, budget: int, longest: int, now: float) -> Verdict:
         """Seat a popped candidate that has at most ``longest`` tokens to compute, with room for up to
@@ -123,7 +133,7 @@ class Admission:
         seats = _seats(sequence)
         if seats > worker.slots.num_free:
             return None
-        if not worker.limits.holds(sequence.prompt_len, sequence.max_tokens, seats):
+        if not self.can_hold(sequence, worker):
             return None
         running = worker.running
         if sequence.solo and running:
@@ -150,11 +160,25 @@ class Admission:
                 return Verdict.ADMITTED
             self._given.left(chosen, sequence.total - chosen.num_cached)
             return Verdict.ELSEWHERE
-        if not worker.limits.holds(sequence.prompt_len, sequence.max_tokens, _seats(sequence)):
-            return Verdict.ELSEWHERE
-        if sequence.solo and any(len(other.running) < len(worker.running) for other in self._others):
-            return Verdict.ELSEWHERE  # the emptiest one makes room for it, the rest go on
-        return Verdict.NO_ROOM
+        return Verdict.NO_ROOM if self._is_nearest(sequence, worker) else Verdict.LEFT
+
+    def _is_nearest(self, sequence: Sequence, worker: Worker) -> bool:
+        """Whether this worker makes room for a sequence that fits nowhere: one does, the rest go on. O(kinds
+        of workers), and for the first such sequence of a look O(workers).
+        """
+        measure = _measure(sequence)
+        nearest = self._nearest.get(measure)
+        if nearest is None:
+            nearest = self._nearest[measure] = {}
+            for other in self._others:
+                there = measure(other)
+                nearest[other.limits] = max(there, nearest.get(other.limits, there))
+        here, seats = measure(worker), _seats(sequence)
+        return all(
+            there < here
+            for limits, there in nearest.items()
+            if limits.holds(sequence.prompt_len, sequence.max_tokens, seats)
+        )
 
     def _seat(self, sequence: Sequence, worker: Worker, cached: int, now: float) -> None:
         self._state.waiting.seat(sequence, sequence.total - cached)
@@ -187,6 +211,31 @@ class Admission:
             member.slot = worker.slots.take()
             member.level = group.lead.level
             worker.running[member.number] = member
+
+
+Nearness = tuple[int, int, str]
+"""How near a worker is to having room for what it has none for; the name decides between equals."""
+
+
+def _measure(sequence: Sequence) -> Callable[[Worker], Nearness]:
+    """What a sequence that fits nowhere waits for most."""
+    if sequence.solo:
+        return _by_company
+    return _by_memory if sequence.beams is None else _by_seats
+
+
+def _by_company(worker: Worker) -> Nearness:
+    return -len(worker.running), 0, worker.name
+
+
+def _by_memory(worker: Worker) -> Nearness:
+    # One that has to be alone is not joined, whatever it leaves free.
+    return -1 if worker.runs_solo else worker.cache.num_unpromised, 0, worker.name
+
+
+def _by_seats(worker: Worker) -> Nearness:
+    free = -1 if worker.runs_solo else worker.slots.num_free
+    return free, worker.cache.num_unpromised, worker.name
 
 
 def _seats(sequence: Sequence) -> int:

@@ -11,6 +11,8 @@ from hundredfold_scheduler.core.worker import Outlook, Worker
 
 MAX_CANDIDATES = 32
 """Waiting sequences examined per step: the cost of a step does not grow with the queue."""
+MAX_UNFIT = 128
+"""Beside them such as only a larger worker holds: they are passed over at a glance."""
 MAX_BYPASSES = 32
 """Admissions that may overtake the first in line for want of memory; then all wait until it fits."""
 MAX_CLAIMS = 2 * MAX_BYPASSES
@@ -44,6 +46,10 @@ class _Look:
     """They wait for something else, and hold up nobody but their own line."""
     elsewhere: list[Sequence] = field(default_factory=list)
     """Another worker seats them."""
+    left: list[Sequence] = field(default_factory=list)
+    """Another worker makes room for them, or only a larger one holds them."""
+    num_weighed: int = 0
+    num_unfit: int = 0
 
     @property
     def overtaken(self) -> int:
@@ -91,15 +97,16 @@ class Newcomers:
         outlook = self._outlook(worker, terms)
         if worker.running and worker.stuck is not None and outlook.is_no_better_than(worker.stuck):
             return []
-        for _ in range(MAX_CANDIDATES):
+        while look.num_weighed < MAX_CANDIDATES and look.num_unfit < MAX_UNFIT:
             if look.budget <= 0 or not self.can_seat(worker):
                 break
             sequence = waiting.pop()
             if sequence is None or not self._examine(sequence, look, worker, now):
                 break
-        for sequence in (*look.no_room, *look.put_off, *look.elsewhere):
+        passed = (*look.no_room, *look.put_off, *look.left)
+        for sequence in (*passed, *look.elsewhere):
             waiting.restore(sequence)
-        nothing_fits = bool(look.no_room or look.put_off) and not look.seated and not look.elsewhere
+        nothing_fits = bool(passed) and not look.seated and not look.elsewhere
         worker.stuck = outlook if nothing_fits else None
         return look.seated
 
@@ -116,6 +123,11 @@ class Newcomers:
     def _examine(self, sequence: Sequence, look: _Look, worker: Worker, now: float) -> bool:
         """Seat a candidate or pass it over; false when nobody behind it may go before it."""
         admission = self._admission
+        if not admission.can_hold(sequence, worker):
+            look.num_unfit += 1
+            look.left.append(sequence)
+            return True
+        look.num_weighed += 1
         if look.claims_only(sequence) and not admission.has_claim(sequence, worker):
             self._put_off(sequence, look)
             return admission.shares
@@ -134,6 +146,8 @@ class Newcomers:
                 look.no_room[0].bypassed += 1
         elif verdict is Verdict.ELSEWHERE:
             look.elsewhere.append(sequence)
+        elif verdict is Verdict.LEFT:
+            look.left.append(sequence)
         elif verdict is Verdict.NO_ROOM:
             look.no_room.append(sequence)
         else:
