@@ -14,7 +14,7 @@ import grpc.aio
 from hundredfold.client import requests
 from hundredfold.client.answer import Answer, answer_from_once
 from hundredfold.client.defaults import DEFAULT_ADDRESS, DEFAULT_MAX_MESSAGE_BYTES
-from hundredfold.client.errors import typed
+from hundredfold.client.errors import Unavailable, of_all, typed
 from hundredfold.client.options import ChatMessage, ChatOptions, GenerateOptions
 from hundredfold.client.retry import Attempts, RetryPolicy
 from hundredfold.client.rota import Rota, addresses
@@ -180,10 +180,28 @@ class AsyncClient:
         )
 
     async def abort(self, request_id: str, *, timeout: float | None = None) -> None:
-        """End a running request; its stream raises ``Cancelled``."""
-        await self._unary(
-            lambda server: server.generation.Abort, pb.AbortRequest(request_id=request_id), timeout
-        )
+        """End a running request; its stream raises ``Cancelled``. Every server is asked.
+
+        Raises:
+            NotFound: It runs at none of those that answer.
+        """
+        request, servers = pb.AbortRequest(request_id=request_id), self._rota.servers
+        attempts = Attempts(self._retry, timeout)
+        while True:
+            left = attempts.remaining()
+            calls = [server.generation.Abort(request, timeout=left) for server in servers]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            failures = []
+            for server, answer in zip(servers, answers, strict=True):
+                if isinstance(answer, grpc.RpcError):
+                    failures.append(typed(answer))
+                    if isinstance(failures[-1], Unavailable):
+                        self._rota.away(server)
+                elif isinstance(answer, BaseException):
+                    raise answer
+            if len(failures) < len(servers):
+                return
+            await asyncio.sleep(attempts.delay_after(of_all(failures), resuming=False))
 
     async def encode(
         self,
@@ -244,11 +262,17 @@ class AsyncClient:
         )
 
     async def load(self, *, timeout: float | None = None) -> control_pb2.GetLoadResponse:
-        """How busy the service is."""
+        """How busy the service is. Raises ``ValueError`` with several servers: each has a load of its own."""
+        self._rota.expect_one("load")
         return await self._unary(lambda server: server.control.GetLoad, control_pb2.GetLoadRequest(), timeout)
 
     async def drain(self, grace_s: float | None = None, *, timeout: float | None = None) -> int:
-        """Have the service finish what runs and stop; returns how many requests still run."""
+        """Have the service finish what runs and stop; returns how many requests still run.
+
+        Raises:
+            ValueError: The client has several servers, and which one to stop is not left to its turn.
+        """
+        self._rota.expect_one("drain")
         return (
             await self._unary(lambda server: server.control.Drain, requests.drain_request(grace_s), timeout)
         ).running

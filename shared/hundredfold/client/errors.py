@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import grpc
 import grpc.aio
 
@@ -73,3 +75,14 @@ def typed(error: grpc.RpcError) -> RequestFailed:
     parsed = RequestError.from_rpc(error)  # type: ignore[arg-type]  # both APIs have code, details and trailers
     kind = _CLASSES.get(parsed.code, RequestFailed)
     return kind(parsed.code, parsed.message, parsed.field, parsed.retry_after_s)
+
+
+def of_all(failures: Sequence[RequestFailed]) -> RequestFailed:
+    """Why a call failed that asked every server: what one says that answered comes before others being away.
+
+    Args:
+        failures: One of each server; at least one.
+    """
+    return min(
+        failures, key=lambda failure: isinstance(failure, NotFound) + 2 * isinstance(failure, Unavailable)
+    )

@@ -35,6 +35,13 @@ class Rota(Generic[Server]):
         awake = (index for index in order if self._rests_until[index] <= now)
         return self.servers[next(awake, min(order, key=self._rests_until.__getitem__))]
 
+    def expect_one(self, call: str) -> None:
+        """Raises ``ValueError`` where several servers could be meant by a call that is about one."""
+        if len(self.servers) > 1:
+            raise ValueError(
+                f"{call} is about one server and this client has {len(self.servers)}: make a client of one"
+            )
+
     def away(self, server: Server) -> None:
         """The server did not answer."""
         self._rests_until[self.servers.index(server)] = self._clock() + REST_S

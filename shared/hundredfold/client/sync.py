@@ -11,7 +11,7 @@ import grpc
 from hundredfold.client import requests
 from hundredfold.client.answer import Answer, answer_from_once
 from hundredfold.client.defaults import DEFAULT_ADDRESS, DEFAULT_MAX_MESSAGE_BYTES
-from hundredfold.client.errors import typed
+from hundredfold.client.errors import Unavailable, of_all, typed
 from hundredfold.client.options import ChatMessage, ChatOptions, GenerateOptions
 from hundredfold.client.retry import Attempts, RetryPolicy
 from hundredfold.client.rota import Rota, addresses
@@ -168,8 +168,27 @@ class Client:
         return answer_from_once(self._unary(lambda server: server.generation.GenerateOnce, request, timeout))
 
     def abort(self, request_id: str, *, timeout: float | None = None) -> None:
-        """End a running request; its stream raises ``Cancelled``."""
-        self._unary(lambda server: server.generation.Abort, pb.AbortRequest(request_id=request_id), timeout)
+        """End a running request; its stream raises ``Cancelled``. Every server is asked.
+
+        Raises:
+            NotFound: It runs at none of those that answer.
+        """
+        request, servers = pb.AbortRequest(request_id=request_id), self._rota.servers
+        attempts = Attempts(self._retry, timeout)
+        while True:
+            left = attempts.remaining()
+            calls = [server.generation.Abort.future(request, timeout=left) for server in servers]
+            failures = []
+            for server, call in zip(servers, calls, strict=True):
+                try:
+                    call.result()
+                except grpc.RpcError as error:
+                    failures.append(typed(error))
+                    if isinstance(failures[-1], Unavailable):
+                        self._rota.away(server)
+            if len(failures) < len(servers):
+                return
+            time.sleep(attempts.delay_after(of_all(failures), resuming=False))
 
     def encode(
         self,
@@ -228,11 +247,17 @@ class Client:
         return list(self._unary(lambda server: server.control.GetServerInfo, request, timeout).services)
 
     def load(self, *, timeout: float | None = None) -> control_pb2.GetLoadResponse:
-        """How busy the service is."""
+        """How busy the service is. Raises ``ValueError`` with several servers: each has a load of its own."""
+        self._rota.expect_one("load")
         return self._unary(lambda server: server.control.GetLoad, control_pb2.GetLoadRequest(), timeout)
 
     def drain(self, grace_s: float | None = None, *, timeout: float | None = None) -> int:
-        """Have the service finish what runs and stop; returns how many requests still run."""
+        """Have the service finish what runs and stop; returns how many requests still run.
+
+        Raises:
+            ValueError: The client has several servers, and which one to stop is not left to its turn.
+        """
+        self._rota.expect_one("drain")
         return self._unary(
             lambda server: server.control.Drain, requests.drain_request(grace_s), timeout
         ).running

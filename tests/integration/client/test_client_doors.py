@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 
+import pytest
+
 from hundredfold import AsyncClient, Client
-from hundredfold.client import Delta
+from hundredfold.client import Cancelled, Delta, NotFound, RetryPolicy, Started, Unavailable
 from support.fake_door import FakeDoor, expected_ids, expected_text, serving
 
 
@@ -58,3 +61,49 @@ async def test_the_blocking_client_too():
                 return [client.generate("x", max_tokens=3).result().text for _ in range(3)]
 
         assert await asyncio.to_thread(talk) == [expected_text(3)] * 3
+
+
+async def test_abort_finds_the_door_where_the_request_runs():
+    async with serving(FakeDoor()) as gone:
+        away = gone.port
+    async with serving(FakeDoor()) as one, serving(FakeDoor()) as other:
+        address = f"127.0.0.1:{one.port},127.0.0.1:{away},127.0.0.1:{other.port}"
+        async with AsyncClient(address) as client:
+            for abort in (client.abort, lambda name: asyncio.to_thread(blocking_abort, address, name)):
+                for _ in range(3):
+                    stream = client.generate("x", max_tokens=10_000)
+                    events = aiter(stream)
+                    while not isinstance(await anext(events), Started):
+                        pass
+                    await abort(stream.request_id)
+                    with pytest.raises(Cancelled):
+                        await stream.result()
+                began = time.monotonic()
+                with pytest.raises(NotFound, match="no request nobody"):
+                    await abort("nobody")
+                assert time.monotonic() - began < 2
+        assert one.requests
+        assert other.requests
+    with pytest.raises(Unavailable):
+        await asyncio.to_thread(blocking_abort, address, "nobody")
+
+
+def blocking_abort(address: str, request_id: str) -> None:
+    with Client(address, retry=RetryPolicy(connect_s=0.3)) as client:
+        client.abort(request_id)
+
+
+async def test_what_is_about_one_server_is_refused_by_a_client_of_two():
+    async with serving(FakeDoor()) as one, serving(FakeDoor()) as other:
+        address = f"127.0.0.1:{one.port},127.0.0.1:{other.port}"
+        async with AsyncClient(address) as client:
+            with pytest.raises(ValueError, match="drain is about one server and this client has 2"):
+                await client.drain()
+            with pytest.raises(ValueError, match="load is about one server"):
+                await client.load()
+        with Client(address) as blocking:
+            with pytest.raises(ValueError, match="drain is about one server"):
+                blocking.drain()
+            with pytest.raises(ValueError, match="load is about one server"):
+                blocking.load()
+        assert not one.calls + other.calls
