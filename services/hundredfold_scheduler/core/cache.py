@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import Counter
 
 from hundredfold_scheduler.core.block_hash import BlockHasher
 from hundredfold_scheduler.core.block_pool import BlockPool
@@ -160,6 +161,20 @@ class Cache:
         held = range(sequence.unseen, len(blocks))
         shared = sequence.unseen + bisect_left(held, True, key=lambda number: references[blocks[number]] < 2)
         return max(0, sequence.computed - shared * self.block_size)
+
+    def num_exclusive_of(self, beams: list[Sequence]) -> int:
+        """The same for the beams of a group, which give their tables back together: what they share among
+        each other is lost all the same, and computed once. O(blocks).
+        """
+        size, references = self.block_size, self.pool.references
+        everything = beams[0].request.submission.skip_prefix_cache
+        held = Counter(block for beam in beams for block in beam.blocks)
+        filled = {
+            block: max(0, min(size, beam.computed - number * size))
+            for beam in beams
+            for number, block in enumerate(beam.blocks)
+        }
+        return sum(filled[block] for block in held if everything or references[block] == held[block])
 
     def distrust(self, sequence: Sequence) -> None:
         """Take a failed sequence's content out of the index, whoever holds it: what made the sequence fail

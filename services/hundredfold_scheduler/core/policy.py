@@ -99,5 +99,7 @@ def _claim(sequence: Sequence) -> tuple[int, float, int]:
 
 
 def _price(sequence: Sequence) -> tuple[int, bool, int, int]:
-    ends_soon = sequence.end_total - sequence.total <= NEAR_END
+    # The first of beams stands for all of them, though it may rest itself.
+    live = sequence if sequence.beams is None else sequence.beams.live[0]
+    ends_soon = live.end_total - live.total <= NEAR_END
     return sequence.level, ends_soon, sequence.tokens_to_lose, -sequence.number

@@ -30,8 +30,8 @@ class Preemption:
         on.
         """
         running: Iterable[Sequence] = worker.running.values()
-        if wanting.beams is not None:  # beams do not take memory from each other
-            running = [one for one in running if one is wanting or one.beams is not wanting.beams]
+        if worker.beams:
+            running = [one for one in running if _stands_for_itself(one, wanting)]
         victim = self._victims.choose(running, wanting)
         return None if victim is wanting else victim
 
@@ -66,6 +66,16 @@ class Preemption:
             hold(self._state, member)
             lead.last_step = max(lead.last_step, member.last_step)
         return lead
+
+
+def _stands_for_itself(sequence: Sequence, wanting: Sequence) -> bool:
+    """Whether a running sequence may be chosen: of beams, which give way together, the first stands for all,
+    and they do not take memory from each other.
+    """
+    group = sequence.beams
+    if group is None or group is wanting.beams:
+        return group is None or sequence is wanting
+    return sequence is group.lead
 
 
 def requeue(state: State, sequence: Sequence) -> None:

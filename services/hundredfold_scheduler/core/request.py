@@ -317,9 +317,12 @@ class Sequence:
     @property
     def tokens_to_lose(self) -> int:
         """Computed tokens that it would have to compute again after a preemption: what others hold too stays
-        in the cache.
+        in the cache. Of beams those of the whole group.
         """
-        return self.computed if self.worker is None else self.worker.cache.num_exclusive(self)
+        if self.worker is None:
+            return self.computed
+        cache = self.worker.cache
+        return cache.num_exclusive(self) if self.beams is None else cache.num_exclusive_of(self.beams.members)
 
     @property
     def solo(self) -> bool:

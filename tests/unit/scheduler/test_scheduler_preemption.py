@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from hundredfold_scheduler.core.beam_search import BeamTerms
 from hundredfold_scheduler.core.observer import Observer
+from hundredfold_scheduler.core.policy import CheapestOfLowestPriority
 from hundredfold_scheduler.core.request import Sequence
 from support.fake_worker import Script, expected_output
 from support.scheduler_harness import SMALL, Harness, Received
@@ -159,3 +161,22 @@ def test_victim_choice_is_a_point_to_plug_in() -> None:
     assert Earliest.asked
     for i in range(3):
         assert_right(received[i], prompt(i, 20), 100)
+
+
+def test_beams_cost_what_all_of_them_lose() -> None:
+    """A beam shares most of its blocks with the others, and takes them along: the single request, of whose
+    tokens fewer have to be computed again, gives way instead.
+    """
+    watch = Preemptions()
+    victims = CheapestOfLowestPriority()
+    harness = Harness(replace(SMALL, num_blocks=24), victims=victims, observer=watch)
+    first = harness.submit(0, prompt(0, 60), 150)
+    terms = BeamTerms(4, 1.0, early_stopping=False)
+    beams = harness.submit(1, prompt(1, 100), 60, beams=terms)
+    cheap = harness.submit(2, prompt(2, 50), 100)
+    harness.run()
+    assert watch.victims[:1] == [2]
+    assert_right(first, prompt(0, 60), 150)
+    assert_right(cheap, prompt(2, 50), 100)
+    assert beams.ended
+    harness.assert_empty()
