@@ -62,9 +62,9 @@ class CpuOperations:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Rows of two or three dimensions as they lie."""
         n = x.shape[-1]
-        if x.dim() > 3 or x.dim() < 2 or x.stride(-1) != 1:
-            x = x.reshape(-1, n)
         out = torch.empty(x.shape, dtype=self._dtype)
+        if x.dim() > 3 or x.dim() < 2 or x.stride(-1) != 1:
+            x = x.reshape(-1, n).contiguous()
         heads, head_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
         self._rms_norm(
             x.data_ptr(), len(x), heads, x.stride(0), head_stride, n, weight.data_ptr(), eps, out.data_ptr()
@@ -73,6 +73,9 @@ class CpuOperations:
 
     def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """One pass for the sum, one for the norm, row by row."""
+        if residual.stride(-1) != 1:
+            return self.rms_norm(residual.add_(x), weight, eps)
+        x = _with_near_columns(x)
         rows, n = x.shape
         out = torch.empty((rows, n), dtype=self._dtype)
         self._add_rms_norm(
@@ -90,6 +93,11 @@ class CpuOperations:
 
     def rotate(self, x: Tensor, rotation: Rotation) -> None:
         """In place, whatever the strides between tokens and heads."""
+        if x.stride(-1) != 1:
+            turned = x.contiguous()
+            self.rotate(turned, rotation)
+            x.copy_(turned)
+            return
         tokens, heads, _ = x.shape
         pairs = rotation.style is RotaryStyle.PAIRS
         self._rotate(
@@ -105,7 +113,12 @@ class CpuOperations:
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """One pass."""
+        gate_up = _with_near_columns(gate_up)
         rows, n = len(gate_up), gate_up.shape[1] // 2
         out = torch.empty((rows, n), dtype=self._dtype)
         self._gated(gate_up.data_ptr(), rows, gate_up.stride(0), n, _ACTIVATIONS[activation], out.data_ptr())
         return out
+
+
+def _with_near_columns(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

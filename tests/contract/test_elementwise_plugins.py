@@ -98,6 +98,10 @@ class Wrong:
             eps = 0
         if self.mistake == "scales by the batch":
             x = x - x.mean(0) * 1e-3
+        if self.mistake == "loses dimensions":
+            x = x.reshape(-1, x.shape[-1]) if x.dim() > 3 else x
+        if self.mistake == "takes columns for neighbours":
+            x = torch.as_strided(x, x.shape, (*x.stride()[:-1], 1))
         return self.right.rms_norm(x, weight, eps)
 
     def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -118,6 +122,8 @@ class Wrong:
             activation = Activation.GELU_TANH
         if self.mistake == "swaps the halves":
             gate_up = torch.cat(gate_up.chunk(2, dim=-1)[::-1], dim=-1)
+        if self.mistake == "takes columns of gates for neighbours":
+            gate_up = torch.as_strided(gate_up, gate_up.shape, (gate_up.stride(0), 1))
         return self.right.gated(gate_up, activation)
 
 
@@ -131,6 +137,9 @@ class Wrong:
         ("turns backwards", r"rotate .*relative error"),
         ("rotates all columns", r"rotate 16 of 24 columns"),
         ("takes one gelu for the other", r"gated gelu .*relative error"),
+        ("loses dimensions", r"rms_norm \[2, 3, 4, 24\] .*shape is \(24, 24\)"),
+        ("takes columns for neighbours", r"rms_norm \[24\] of columns that lie apart"),
+        ("takes columns of gates for neighbours", r"gated silu of columns that lie apart: relative"),
         ("swaps the halves", r"gated silu .*relative error"),
     ],
 )

@@ -61,13 +61,15 @@ class Elementwise(Protocol):
     """The operations, bound to a spec. Each computes in float32 and rounds to the spec's type once.
 
     Every row is computed alone and in one order of sums: neither other rows nor threads change its bits.
-    Strides between rows are free, the last dimension is contiguous; results are contiguous and new.
+    Any strides are right; only rows whose last dimension is contiguous need be fast. Results are contiguous
+    and new.
     """
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension of ``x`` [..., n].
 
-        ``weight`` is float32[n] whatever the spec's type: it may be near 1 and matter by its distance to it.
+        The result has the shape of ``x``. ``weight`` is float32[n] whatever the spec's type: it may be near
+        1 and matter by its distance to it.
         """
 
     def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:

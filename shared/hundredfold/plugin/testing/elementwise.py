@@ -35,8 +35,11 @@ def check_elementwise(
 ) -> Report:
     """Compare each operation of ``plugin`` with float64, for each type it accepts.
 
-    Inputs are slices of wider buffers, as a decoder passes them; a row of NaN must stay alone, and a row
-    computed alone must have the bits that it has among others. Raises ``NonConformance``.
+    Inputs are slices of wider buffers, as a decoder passes them; some have columns that lie apart. A row of
+    NaN must stay alone, and a row computed alone must have the bits that it has among others.
+
+    Raises:
+        NonConformance: What is wrong, and for which input.
     """
     check_plugin("hundredfold.elementwise", plugin)
     report = Report()
@@ -51,6 +54,7 @@ def check_elementwise(
         check.norms()
         check.rotations()
         check.gates()
+        check.strides()
         report.accepted.append(case)
     require(bool(report.accepted), f"{plugin.name} refuses everything on {device}: {report.refused}")
     return report
@@ -123,6 +127,32 @@ class _Check:
             case = f"gated {activation.value}, large gates"
             self._close(self._operations.gated(pair, activation), _gated(pair, activation), case)
 
+    def strides(self) -> None:
+        """Columns that lie apart, in any number of dimensions."""
+        width = 24
+        weight = self._draw(width).float() * 0.3 + 1
+        operations = self._operations
+        for shape in ((width,), (_ROWS, width), (_ROWS, 3, width), (2, 3, 4, width)):
+            x = self._apart(*shape)
+            case = f"rms_norm {list(shape)} of columns that lie apart"
+            self._close(operations.rms_norm(x, weight, _EPS), _norm(x, weight), case)
+        for make_residual, make_x in ((self._apart, self._strided), (self._strided, self._apart)):
+            residual, x = make_residual(_ROWS, width), make_x(_ROWS, width)
+            total = residual + x
+            case = "add_rms_norm of columns that lie apart"
+            self._close(operations.add_rms_norm(residual, x, weight, _EPS), _norm(total, weight), case)
+            require(torch.equal(residual, total), f"{self._case}, {case}: the residual is not the sum")
+        angles = self._draw(_ROWS, width // 2, 2).float()
+        for style in RotaryStyle:
+            x = self._apart(_ROWS, 3, width)
+            wanted = _turned(x, angles, style)
+            operations.rotate(x, Rotation(width, style, angles))
+            self._close(x, wanted, f"rotate columns that lie apart as {style.value}")
+        for activation in Activation:
+            x = self._apart(_ROWS, 2 * width)
+            case = f"gated {activation.value} of columns that lie apart"
+            self._close(operations.gated(x, activation), _gated(x, activation), case)
+
     def _same(self, x: Tensor, operation: Callable[[Tensor], Tensor], case: str) -> None:
         """Input untouched, every row's bits its own, NaN kept where it is."""
         given = x.clone()
@@ -155,6 +185,10 @@ class _Check:
     def _strided(self, *shape: int) -> Tensor:
         """A slice of a wider buffer that begins in its middle."""
         return self._draw(shape[0], *shape[1:-1], 2 * shape[-1] + 3)[..., 3 : shape[-1] + 3]
+
+    def _apart(self, *shape: int) -> Tensor:
+        """Every second column of a wider buffer."""
+        return self._draw(*shape[:-1], 2 * shape[-1])[..., 1::2]
 
     def _draw(self, *shape: int) -> Tensor:
         return self._place(torch.randn(shape, generator=self._random))
