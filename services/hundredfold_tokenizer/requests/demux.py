@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TypeVarTuple
 
 import grpc
 
@@ -14,6 +15,8 @@ from hundredfold_tokenizer.requests.choice import RunningChoice
 from hundredfold_tokenizer.requests.running import RunningRequest
 
 log = get_logger(__name__)
+
+Given = TypeVarTuple("Given")
 
 
 class BadMessage(Exception):
@@ -46,7 +49,7 @@ def deliver(outputs: scheduler_pb2.Outputs, live: Mapping[int, RunningRequest]) 
     for scored in outputs.scores:
         request = live.get(scored.stream_id)
         if request is not None:
-            _guard(request, lambda r=request, s=scored: r.take_scores(s.index, s.scores))  # type: ignore[misc]
+            _give(request, request.take_scores, scored.index, scored.scores)
     now = time.monotonic()
     matched: list[Stopped] = []
     start = 0
@@ -68,17 +71,18 @@ def deliver(outputs: scheduler_pb2.Outputs, live: Mapping[int, RunningRequest]) 
     for done in outputs.finished:
         request = live.get(done.stream_id)
         if request is not None:
-            _guard(request, lambda r=request, d=done: r.take_finish(d))  # type: ignore[misc]
+            _give(request, request.take_finish, done)
     for failed in outputs.failed:
         request = live.get(failed.stream_id)
         if request is not None:
-            _guard(request, lambda r=request, f=failed: r.take_failure(f.failure))  # type: ignore[misc]
+            _give(request, request.take_failure, failed.failure)
     return [pair for pair in matched if not pair[0].ended and pair[1].finished is None]
 
 
-def _guard(request: RunningRequest, step: Callable[[], None]) -> None:
+def _give(request: RunningRequest, take: Callable[[*Given], None], *given: *Given) -> None:
+    """Call a method of ``request`` with what was sent."""
     try:
-        step()
+        take(*given)
     except Exception as error:
         _fault(request, error)
 
