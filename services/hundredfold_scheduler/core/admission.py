@@ -70,10 +70,6 @@ class Admission:
         num_blocks = worker.cache.blocks_for(sequence.total + 1)
         return self._fair_room.has_claim(sequence, worker, num_blocks)
 
-    def room_kept_from(self, sequence: Sequence, worker: Worker) -> int:
-        """See ``Newcomers``."""
-        return self._fair_room.kept_from(sequence, worker) if self.shares else 0
-
     def begin_look(self, worker: Worker, now: float) -> None:
         """A worker looks at the queue. O(workers)."""
         self._given.begin()

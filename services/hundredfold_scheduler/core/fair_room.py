@@ -50,19 +50,44 @@ class FairRoom:
 
     def kept_from(self, sequence: Sequence, worker: Worker) -> int:
         """Blocks that a running sequence has to leave to others when it grows; none when it runs alone."""
+        if len(self._seen) < 2:
+            return 0
         pool = worker.cache.pool
         kept = pool.num_blocks // KEPT
         if pool.num_available > 2 * kept + 1:
             return 0
         if all(other.request is sequence.request for other in worker.running.values()):
             return 0
+        if sequence.beams is not None and self._is_only_request(sequence, worker):
+            return 0  # it has nobody of its own to take from, beams do not from each other
         return 0 if self._holds_little(sequence, worker, 0, 0) else kept
+
+    def all_kept_from(self, worker: Worker) -> list[Sequence]:
+        """Running sequences that may not take what is kept. One of them that cannot grow takes from these
+        alone: what it took from others would only be kept from it too. If it is the one of strongest claim,
+        it finds another of its owner here, until nothing is kept from it.
+        """
+        kept: dict[str, bool] = {}
+        for other in worker.running.values():
+            owner = self._order.owner(other)
+            if owner not in kept:
+                kept[owner] = self.kept_from(other, worker) > 0
+        return [other for other in worker.running.values() if kept[self._order.owner(other)]]
 
     def has_claim(self, sequence: Sequence, worker: Worker, num_blocks: int) -> bool:
         """Whether its owner holds nothing yet, or with it no more than its equal share of seats and blocks.
         O(running).
         """
         return self._holds_little(sequence, worker, 1, num_blocks)
+
+    def _is_only_request(self, sequence: Sequence, worker: Worker) -> bool:
+        """Whether no other request of its owner runs here."""
+        owner = self._order.owner(sequence)
+        return all(
+            other.request is sequence.request
+            for other in worker.running.values()
+            if self._order.owner(other) == owner
+        )
 
     def _holds_little(self, sequence: Sequence, worker: Worker, seats: int, blocks: int) -> bool:
         """Whether its owner, with so much more, has one seat or at most its equal share."""

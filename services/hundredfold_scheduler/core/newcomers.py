@@ -80,10 +80,6 @@ class Newcomers:
         # One that has to be alone is alone, once seated.
         return not worker.runs_solo
 
-    def room_kept_from(self, sequence: Sequence, worker: Worker) -> int:
-        """Blocks that a running sequence may not take: they are for owners that hold less than its own."""
-        return self._admission.room_kept_from(sequence, worker)
-
     def seat(self, worker: Worker, terms: Terms, now: float) -> list[tuple[Sequence, int]]:
         """Seat what fits, each with the tokens that it computes in this step: all that the budget allows, but
         of a prompt that is longer only a quarter of it while others wait.

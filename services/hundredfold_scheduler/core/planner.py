@@ -171,13 +171,14 @@ class Planner:
         """
         if sequence.status is not _RUNNING:
             return False
-        leave = self._newcomers.room_kept_from(sequence, worker)
+        leave = self._preemption.room_kept_from(sequence, worker)
         while not worker.cache.grow(sequence, num_tokens, leave):
             self._short_of_memory = True
-            victim = self._preemption.next_victim(sequence, worker)
+            victim = self._preemption.next_victim(sequence, worker, leave)
             if victim is None:
                 return False
             self._preemption.preempt(victim, worker)
+            leave = self._preemption.room_kept_from(sequence, worker)
         if sequence.told_blocks < len(sequence.blocks):
             self._grown.append(sequence)
         return True

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from hundredfold_scheduler.core.beam_group import BeamGroup
 from hundredfold_scheduler.core.ending import Ending
+from hundredfold_scheduler.core.fair_room import FairRoom
 from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.policy import VictimChoice
 from hundredfold_scheduler.core.request import Sequence, Status
@@ -17,19 +18,34 @@ from hundredfold_scheduler.core.worker import Worker
 class Preemption:
     """Makes room for one sequence at the cost of others."""
 
-    def __init__(self, state: State, victims: VictimChoice, ending: Ending, observer: Observer) -> None:
+    def __init__(
+        self,
+        state: State,
+        victims: VictimChoice,
+        fair_room: FairRoom,
+        ending: Ending,
+        observer: Observer,
+    ) -> None:
         self._state = state
         self._victims = victims
+        self._fair_room = fair_room
         self._ending = ending
         self._observer = observer
 
-    def next_victim(self, wanting: Sequence, worker: Worker) -> Sequence | None:
-        """Who on its worker has to give way to ``wanting``; ``None`` when it is ``wanting`` that has to wait.
+    def room_kept_from(self, sequence: Sequence, worker: Worker) -> int:
+        """Blocks that a running sequence may not take: they are for owners that hold less than its own."""
+        return self._fair_room.kept_from(sequence, worker)
+
+    def next_victim(self, wanting: Sequence, worker: Worker, leave: int = 0) -> Sequence | None:
+        """Who on its worker has to give way to ``wanting``, which has to leave so many blocks untouched;
+        ``None`` when it is ``wanting`` that has to wait.
 
         Whoever the policy spares longest never waits, and fits the cache alone: so some sequence always goes
-        on.
+        on. If blocks are kept from it, there are others of its owner to take from until none are.
         """
         running: Iterable[Sequence] = worker.running.values()
+        if leave:
+            running = self._fair_room.all_kept_from(worker)
         if worker.beams:
             running = [one for one in running if _stands_for_itself(one, wanting)]
         victim = self._victims.choose(running, wanting)
