@@ -16,6 +16,7 @@ from hundredfold.plugin import (
     KVCacheSpec,
     LayerCache,
     Reasons,
+    own_cache,
 )
 from hundredfold_cpu.elementwise import SUFFIXES
 from hundredfold_cpu.library import INT, POINTER, Variant, best
@@ -113,8 +114,7 @@ class CpuPlannedAttention:
 
     def __call__(self, layer: AttentionSpec, cache: LayerCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write ``k`` and ``v``, then attend. Shapes as in the contract."""
-        if not isinstance(cache, CpuLayerCache):
-            raise TypeError(f"this backend reads its own caches, not {type(cache).__name__}")
+        own = own_cache(cache, CpuLayerCache)
         key = (layer.num_heads, layer.sliding_window)
         step = self._steps.get(key)
         if step is None:
@@ -123,7 +123,7 @@ class CpuPlannedAttention:
         out = torch.empty((len(q), layer.num_heads * layer.head_dim), dtype=q.dtype)
         self._kernel(
             step.address,
-            ctypes.byref(_layer(layer, cache, self._cache)),
+            ctypes.byref(_layer(layer, own, self._cache)),
             q.data_ptr(),
             q.stride(0),
             k.data_ptr(),

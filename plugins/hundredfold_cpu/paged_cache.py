@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hundredfold.plugin import Encoding, KVCacheSpec
+from hundredfold.plugin import Encoding, KeysAndValues, KVCacheSpec
 
 LANES = 16
 """Keys that lie together, and what a value's columns are padded to."""
@@ -19,14 +18,13 @@ HUGE_PAGE = 1 << 21
 DTYPES = {Encoding.FP32: torch.float32, Encoding.BF16: torch.bfloat16}
 
 
-@dataclass(frozen=True, slots=True)
-class CpuLayerCache:
-    """One layer's keys and values: see ``native/attention.cpp`` for how a block lies."""
+class CpuLayerCache(KeysAndValues):
+    """One layer: keys [blocks, kv_heads * block_size * head_dim], values with ``padded(head_dim)`` columns.
 
-    keys: Tensor
-    """[blocks, kv_heads * block_size * head_dim]."""
-    values: Tensor
-    """[blocks, kv_heads * block_size * padded head_dim]."""
+    See ``native/attention.cpp`` for how a block lies.
+    """
+
+    __slots__ = ()
 
     @classmethod
     def allocate(cls, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> CpuLayerCache:
@@ -35,16 +33,6 @@ class CpuLayerCache:
         widths = (cache.head_dim, padded(cache.head_dim))
         keys, values = (_zeros(num_blocks, tokens * width, DTYPES[encoding]) for width in widths)
         return cls(keys, values)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return self.keys.nbytes + self.values.nbytes
-
-    def copy_blocks(self, source: Tensor, destination: Tensor) -> None:
-        """Copy whole blocks; every source is read before a destination is written."""
-        for part in (self.keys, self.values):
-            part.index_copy_(0, destination, part.index_select(0, source))
 
 
 def _zeros(rows: int, columns: int, dtype: torch.dtype) -> Tensor:

@@ -14,9 +14,11 @@ from hundredfold.plugin import (
     AttentionBatch,
     AttentionSpec,
     Encoding,
+    KeysAndValues,
     KVCacheSpec,
     LayerCache,
     Reasons,
+    own_cache,
 )
 from hundredfold_flash.library import Library, find
 
@@ -25,22 +27,10 @@ BLOCK_STEP = 256
 HEAD_STEP, MOST_HEAD_DIM = 8, 256
 
 
-@dataclass(frozen=True, slots=True)
-class FlashCache:
+class FlashCache(KeysAndValues):
     """One layer: keys and values, each [blocks, block_size, kv_heads, head_dim], as flash-attn wants them."""
 
-    keys: Tensor
-    values: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return self.keys.nbytes + self.values.nbytes
-
-    def copy_blocks(self, source: Tensor, destination: Tensor) -> None:
-        """Copy whole blocks; every source is read before a destination is written."""
-        for part in (self.keys, self.values):
-            part.index_copy_(0, destination, part.index_select(0, source))
+    __slots__ = ()
 
     def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Write ``k`` and ``v`` [tokens, kv_heads, head_dim] at ``slots`` int64[tokens]."""
@@ -139,16 +129,15 @@ class FlashPlan:
 
     def __call__(self, layer: AttentionSpec, cache: LayerCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write ``k`` and ``v``, then attend. Shapes as in the contract."""
-        if not isinstance(cache, FlashCache):
-            raise TypeError(f"this backend reads its own caches, not {type(cache).__name__}")
-        cache.write(self._slots, k, v)
+        own = own_cache(cache, FlashCache)
+        own.write(self._slots, k, v)
         if len(self._groups) == 1 and self._groups[0].tokens is None:
-            return self._attend(layer, cache, q, self._groups[0]).reshape(len(q), -1)
+            return self._attend(layer, own, q, self._groups[0]).reshape(len(q), -1)
         out = torch.empty_like(q)
         for rows in self._groups:
             tokens = rows.tokens
             if tokens is not None:
-                out.index_copy_(0, tokens, self._attend(layer, cache, q.index_select(0, tokens), rows))
+                out.index_copy_(0, tokens, self._attend(layer, own, q.index_select(0, tokens), rows))
         return out.reshape(len(q), -1)
 
     def _attend(self, layer: AttentionSpec, cache: FlashCache, q: Tensor, rows: Rows) -> Tensor:

@@ -15,6 +15,7 @@ from hundredfold.plugin import (
     KVCacheSpec,
     LayerCache,
     Reasons,
+    own_cache,
 )
 from hundredfold_torch.gathered import GatheredRows
 from hundredfold_torch.long_row import LongRow
@@ -106,14 +107,13 @@ class TorchPlannedAttention:
 
     def __call__(self, layer: AttentionSpec, cache: LayerCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write ``k`` and ``v``, then attend. Shapes as in the contract."""
-        if not isinstance(cache, TorchLayerCache):
-            raise TypeError(f"this backend reads its own caches, not {type(cache).__name__}")
-        cache.write(self._written, k, v)
+        own = own_cache(cache, TorchLayerCache)
+        own.write(self._written, k, v)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for rows in self._gathered:
-            rows.attend(layer, cache, q, out)
+            rows.attend(layer, own, q, out)
         for row in self._long:
-            row.attend(layer, cache, q, out)
+            row.attend(layer, own, q, out)
         return out.view(len(q), layer.num_heads * layer.head_dim)
 
 

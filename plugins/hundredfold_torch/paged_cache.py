@@ -5,22 +5,18 @@ A (block, head) pair is one contiguous run, so selecting such runs gives contigu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from hundredfold.plugin import Encoding, KVCacheSpec
+from hundredfold.plugin import Encoding, KeysAndValues, KVCacheSpec
 
 DTYPES = {Encoding.FP32: torch.float32, Encoding.BF16: torch.bfloat16}
 
 
-@dataclass(frozen=True, slots=True)
-class TorchLayerCache:
+class TorchLayerCache(KeysAndValues):
     """One layer's keys and values."""
 
-    keys: Tensor
-    values: Tensor
+    __slots__ = ()
 
     @classmethod
     def allocate(cls, cache: KVCacheSpec, dtype: torch.dtype, num_blocks: int) -> TorchLayerCache:
@@ -28,16 +24,6 @@ class TorchLayerCache:
         shape = (num_blocks, cache.num_kv_heads, cache.block_size, cache.head_dim)
         keys, values = (torch.zeros(shape, dtype=dtype, device=cache.device) for _ in range(2))
         return cls(keys, values)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return self.keys.nbytes + self.values.nbytes
-
-    def copy_blocks(self, source: Tensor, destination: Tensor) -> None:
-        """Copy whole blocks; every source is read before a destination is written."""
-        for part in (self.keys, self.values):
-            part.index_copy_(0, destination, part.index_select(0, source))
 
     def write(self, rows: Tensor, k: Tensor, v: Tensor) -> None:
         """Write ``k`` and ``v`` [tokens, kv_heads, head_dim]; ``rows`` are ``token_rows`` of their slots."""

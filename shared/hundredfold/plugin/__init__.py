@@ -8,8 +8,10 @@ from hundredfold.plugin.attention import (
     AttentionBatch,
     AttentionPlugin,
     AttentionSpec,
+    KeysAndValues,
     LayerCache,
     PlannedAttention,
+    own_cache,
 )
 from hundredfold.plugin.elementwise import (
     Activation,
@@ -84,6 +86,7 @@ __all__ = [
     "KVCachePlugin",
     "KVCacheSpec",
     "KernelPlugin",
+    "KeysAndValues",
     "LayerCache",
     "LayerRequest",
     "Linear",
@@ -105,4 +108,5 @@ __all__ = [
     "TensorSource",
     "Zero",
     "choose",
+    "own_cache",
 ]

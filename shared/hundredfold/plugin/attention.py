@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hundredfold.plugin.kv_cache import Encoding, KVCacheSpec
 from hundredfold.plugin.reasons import Reasons
@@ -55,6 +55,34 @@ class LayerCache(Protocol):
 
     def copy_blocks(self, source: Tensor, destination: Tensor) -> None:
         """Copy whole blocks; both int64[n]."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeysAndValues:
+    """A ``LayerCache`` of two tensors, to build on: a block is a row of each."""
+
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def copy_blocks(self, source: Tensor, destination: Tensor) -> None:
+        """Copy whole blocks; every source is read before a destination is written."""
+        for part in (self.keys, self.values):
+            part.index_copy_(0, destination, part.index_select(0, source))
+
+
+Own = TypeVar("Own")
+
+
+def own_cache(cache: LayerCache, kind: type[Own]) -> Own:
+    """``cache``, which a backend was handed and has to be one of its own. Raises ``TypeError``."""
+    if not isinstance(cache, kind):
+        raise TypeError(f"this backend reads its own caches, not {type(cache).__name__}")
+    return cache
 
 
 class PlannedAttention(Protocol):
