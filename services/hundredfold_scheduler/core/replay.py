@@ -83,7 +83,8 @@ class Replay:
         del state.workers[worker.name]
         state.totals.worker_losses += not worker.leaving
         replayed = []
-        for sequence in ran:
+        # Leads first, wherever they ran: those that share their prompts then wait for them.
+        for sequence in sorted(ran, key=lambda sequence: sequence is not sequence.request.lead):
             sequence.started = True
             if sequence.beams is not None and sequence is not sequence.beams.lead:
                 sequence.worker = None

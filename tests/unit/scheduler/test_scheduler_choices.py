@@ -111,6 +111,24 @@ def test_a_dead_worker_changes_no_choice(turns: int) -> None:
     harness.assert_empty()
 
 
+def test_the_prompt_is_computed_once_again_though_its_first_choice_stood_last() -> None:
+    """Preempted and seated anew, the first choice runs behind the others when the worker dies."""
+    harness = Harness()
+    received = harness.submit(0, PROMPT, 60, n=4)
+    while len(received.choices[3].ids) < 4:
+        harness.turn()
+    lead = harness.scheduler.state.requests["request-0"].lead
+    running = harness.seats.running
+    running[lead.number] = running.pop(lead.number)
+    harness.kill_worker()
+    sequences = harness.scheduler.state.requests["request-0"].sequences.values()
+    assert [sequence for sequence in sequences if sequence.status is Status.WAITING] == [lead]
+    harness.start_worker()
+    harness.run()
+    assert [choice.ids for choice in received.choices] == [wanted(60, i) for i in range(4)]
+    harness.assert_empty()
+
+
 def test_a_new_scheduler_is_told_of_each_choice() -> None:
     harness = Harness()
     received = harness.submit(0, PROMPT, 12, n=3)
