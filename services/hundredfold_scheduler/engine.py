@@ -215,7 +215,7 @@ class Engine:
 
     def _set_timer(self) -> None:
         """Wake up when a deadline passes, a result is overdue or an idle engine can be checked."""
-        times = [self.core.next_due(), *map(self._result_due, self._connected.values())]
+        times = [self.core.next_due(self._clock()), *map(self._result_due, self._connected.values())]
         if self._idle_since is not None and not self._checked:
             times.append(self._idle_since + IDLE_CHECK_S)
         due = min((when for when in times if when is not None), default=None)

@@ -155,7 +155,7 @@ class Simulation:
             self._plan_ahead()
             times = [self._results[0][0]] if self._results else []
             times += [self._events[0][0]] if self._events else []
-            due = self.scheduler.next_due()
+            due = self.scheduler.next_due(self.now)
             times += [due] if due is not None else []
             if not times or min(times) > until:
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hundredfold_scheduler.core.admission import Admission
+from hundredfold_scheduler.core.admission import PATIENCE_S, Admission
 from hundredfold_scheduler.core.applier import Applier
 from hundredfold_scheduler.core.block_hash import new_seed
 from hundredfold_scheduler.core.ending import Ending
@@ -190,14 +190,19 @@ class Scheduler:
             totals.expired += 1
             self._ending.fail(entry.item, expired(), now)
 
-    def next_due(self) -> float | None:
-        """When there is something to do though nothing comes in: a deadline passes, or a worker has gathered
-        requests for long enough.
+    def next_due(self, now: float) -> float | None:
+        """When there is something to do though nothing comes in: a deadline passes, a worker has gathered
+        requests for long enough, or one is late and what waits for it may go to another.
         """
+        waiting, workers = self.state.waiting, self.state.workers.values()
         deadline = self.state.deadlines.peek()
-        due = [self._config.pace.due(worker, self.state.waiting) for worker in self.state.workers.values()]
-        times = [when for when in (deadline.key if deadline is not None else None, *due) if when is not None]
-        return min(times, default=None)
+        times = [deadline.key if deadline is not None else None]
+        times += [self._config.pace.due(worker, waiting) for worker in workers]
+        if len(waiting) and len(workers) > 1:
+            times += [
+                worker.late_from(PATIENCE_S) for worker in workers if not worker.is_late(now, PATIENCE_S)
+            ]
+        return min((when for when in times if when is not None), default=None)
 
     def drain(self) -> None:
         """Refuse submissions from here on."""

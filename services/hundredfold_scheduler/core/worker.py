@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -102,4 +103,9 @@ class Worker:
 
     def is_late(self, now: float, patience_s: float) -> bool:
         """Whether a result has been due for longer than ``patience_s``."""
-        return bool(self.in_flight) and now - self.in_flight[0].sent_at > patience_s
+        late = self.late_from(patience_s)
+        return late is not None and now >= late
+
+    def late_from(self, patience_s: float) -> float | None:
+        """The first moment at which it is; ``None`` when no result is due."""
+        return math.nextafter(self.in_flight[0].sent_at + patience_s, math.inf) if self.in_flight else None

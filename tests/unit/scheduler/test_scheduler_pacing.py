@@ -101,7 +101,7 @@ def test_a_request_that_goes_away_while_it_is_waited_for_leaves_nothing() -> Non
     simulation.at(0.5, lambda: simulation.scheduler.cancel(simulation.replica, 0, simulation.now))
     simulation.run(0.6)
     assert simulation.scheduler.plan(simulation.worker, 0.7) is None
-    assert simulation.scheduler.next_due() is None
+    assert simulation.scheduler.next_due(0.7) is None
     simulation.at(5.0, lambda: simulation.submit(20, 4))
     simulation.run()
     assert simulation.lives[1].started == pytest.approx(6.0)

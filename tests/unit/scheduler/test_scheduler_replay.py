@@ -209,7 +209,7 @@ def test_deadlines_hold_in_every_state() -> None:
     for _ in range(5):
         harness.turn()
     assert waiting.failure is not None
-    assert harness.scheduler.next_due() is None
+    assert harness.scheduler.next_due(harness.now) is None
 
 
 def test_hashes_of_the_old_worker_are_not_used_with_the_new_one() -> None:

@@ -121,6 +121,31 @@ def test_a_worker_in_trouble_gets_nothing_new(trouble: str) -> None:
     assert_right(house.received[1], [*STEM, 5], 5)
 
 
+def test_the_moment_a_worker_gets_late_is_waited_for() -> None:
+    """A request was left to the worker that has its prefix, whose result does not come. Nothing else happens
+    either: the other worker is asked again when the first one gets late, and not once more for nothing.
+    """
+    house = House(fleet={"a": ROOMY, "b": ROOMY})
+    house.submit(0, STEM, 60)
+    while len(house.received[0].ids) < 3:
+        house.turn()
+    (home,) = house.homes(0)
+    other = "b" if home == "a" else "a"
+    assert house.plan_for(home)
+    house.submit(1, [*STEM, 5], 5)
+    house.plan_for(other)
+    assert house.homes(1) == []
+    due = house.scheduler.next_due(house.now)
+    assert due is not None
+    assert due == pytest.approx(house.rigs[home].seats.in_flight[0].sent_at + PATIENCE_S)
+    house.now = due
+    assert house.scheduler.next_due(house.now) is None
+    house.plan_for(other)
+    assert house.homes(1) == [other]
+    house.run()
+    assert_right(house.received[1], [*STEM, 5], 5)
+
+
 def test_only_workers_in_trouble_means_waiting() -> None:
     house = House(fleet={"a": ROOMY, "b": ROOMY})
     house.rigs["a"].seats.leaving = True
