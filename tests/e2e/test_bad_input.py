@@ -82,13 +82,9 @@ CASES = {
 @pytest.fixture(scope="module")
 def short_stack(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """TINY with a context of 512 tokens."""
-    running = Stack(tiny_model, tmp_path_factory.mktemp("short"), {"worker": {"max_model_len": 512}})
-    running.start()
-    try:
-        running.wait_ready()
+    made = Stack(tiny_model, tmp_path_factory.mktemp("short"), {"worker": {"max_model_len": 512}})
+    with made.serving() as running:
         yield running
-    finally:
-        running.stop()
 
 
 NEIGHBOUR = request([9, 8, 7], max_tokens=100, ignore_eos=True, temperature=1.0, seed=5)

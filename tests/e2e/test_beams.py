@@ -10,30 +10,10 @@ from typing import Any
 import pytest
 
 from hundredfold import Client
+from support.prompts import PROMPTS
+from support.reference import load_reference
 from support.stack import Stack
 
-PROMPTS = [
-    "The capital of France is",
-    "Once upon a time, in a village by the sea,",
-    "def fibonacci(n):\n",
-    "Water boils at",
-    "The three primary colours are",
-    "Dear Sir or Madam,\n\nI am writing to",
-    "In 1969, the first humans",
-    "Photosynthesis is the process by which",
-    "1, 1, 2, 3, 5, 8,",
-    "The quick brown fox",
-    "To make bread you need flour,",
-    "import numpy as np\n\n# compute the mean of each column\n",
-    "Shakespeare wrote many plays, among them",
-    "The difference between weather and climate is that",
-    "Q: What is the largest planet?\nA:",
-    "<html>\n<head>\n<title>",
-    "A good night's sleep is important because",
-    "The river flows from the mountains to",
-    "Mathematics is the study of",
-    "My favourite season is autumn, when",
-]
 NEW_TOKENS = 32
 BEAMS = 4
 
@@ -42,13 +22,8 @@ BEAMS = 4
 def tiny(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """TINY in fp32, small blocks: many are shared, and many copied in part."""
     flags = {"worker": {"dtype": "fp32", "block_size": 16, "max_num_seqs": 12, "num_kv_blocks": 140}}
-    running = Stack(tiny_model, tmp_path_factory.mktemp("beams"), flags)
-    running.start()
-    try:
-        running.wait_ready()
+    with Stack(tiny_model, tmp_path_factory.mktemp("beams"), flags).serving() as running:
         yield running
-    finally:
-        running.stop()
 
 
 @cache
@@ -157,8 +132,6 @@ def test_a_single_beam_is_greedy(tiny: Stack) -> None:
 @pytest.mark.parametrize("text", PROMPTS)
 def test_the_default_model_finds_what_transformers_finds(stack: Stack, default_model: str, text: str) -> None:
     """num_beams=4, do_sample=False, 20 prompts of 32 tokens in fp32; the text comes at the end."""
-    from support.reference import load_reference
-
     reference = load_reference(default_model)
     with Client(stack.address) as client:
         answer = client.generate_once(

@@ -26,13 +26,8 @@ MIB = 1024 * 1024
 def tiny(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """TINY in fp32, with seats for few and memory for fewer."""
     flags = {"worker": {"dtype": "fp32", "block_size": 16, "max_num_seqs": 8, "num_kv_blocks": 130}}
-    running = Stack(tiny_model, tmp_path_factory.mktemp("choices"), flags)
-    running.start()
-    try:
-        running.wait_ready()
+    with Stack(tiny_model, tmp_path_factory.mktemp("choices"), flags).serving() as running:
         yield running
-    finally:
-        running.stop()
 
 
 def ids_of(answer: Any) -> list[tuple[int, ...]]:

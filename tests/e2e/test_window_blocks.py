@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from hundredfold import Client
 from support.random_checkpoints import random_ids, random_model
+from support.reference import greedy_ids
 from support.stack import Stack
 from support.tiny_model import write_tokenizer
 
@@ -48,21 +48,13 @@ def mistral(directory: Path) -> Any:
 def stack(mistral: Any, directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     worker = {"dtype": "fp32", "block_size": BLOCK, "num_kv_blocks": 100, "max_num_batched_tokens": CHUNK}
     flags = {"worker": worker | {"max_num_seqs": 8}, "scheduler": {"max_plans_in_flight": PLANS}}
-    running = Stack(str(directory), tmp_path_factory.mktemp("windows"), flags)
-    running.start()
-    try:
-        running.wait_ready()
+    with Stack(str(directory), tmp_path_factory.mktemp("windows"), flags).serving() as running:
         yield running
-    finally:
-        running.stop()
 
 
 def check_greedy(model: Any, prompt: list[int], output: list[int]) -> None:
-    """By induction: each id is the argmax of the reference's logits over everything before it."""
     assert len(output) == NEW_TOKENS
-    with torch.inference_mode():
-        logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
-    assert output == logits.argmax(-1).tolist()
+    assert output == greedy_ids(model, prompt, output)
 
 
 def blocks_used(stack: Stack, stream: Any) -> list[int]:

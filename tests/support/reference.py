@@ -47,3 +47,15 @@ def load_reference(gguf: str, dtype: str = "float32") -> Reference:
         path.parent, gguf_file=path.name, dtype=dtype, quantization_config=dense
     )
     return Reference(model.eval(), load_tokenizer(gguf))
+
+
+def greedy_ids(model: Any, prompt: list[int], output: list[int]) -> list[int]:
+    """The argmax of a transformers model's logits over everything before each id of ``output``: equal to
+    ``output``, by induction, if that is the greedy answer.
+    """
+    import torch
+
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + output])).logits[0]
+    found: list[int] = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+    return found

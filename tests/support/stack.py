@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -96,6 +98,16 @@ class Stack:
             log = open(self.directory / f"{name}.log", "ab")  # noqa: SIM115 (the child keeps it)
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
             log.close()
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[Self]:
+        """Everything, started and ready, for as long as the block runs."""
+        self.start()
+        try:
+            self.wait_ready()
+            yield self
+        finally:
+            self.stop()
 
     def wait_ready(self, timeout_s: float = 120) -> None:
         """Wait until all that were started answer SERVING; a service that ends first fails with its log."""
