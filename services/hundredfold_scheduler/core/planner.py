@@ -61,7 +61,8 @@ class Planner:
             self._admit(prefills, worker, now)
         if not self._short_of_memory:
             self._give_back(num_decodes, worker)
-        worker.backlog = sum(max(0, self._left(sequence)) for sequence in (*prefills, *self._new))
+        under_way = [sequence for sequence in (*prefills, *self._new) if sequence.status is _RUNNING]
+        worker.backlog = sum(max(0, self._left(sequence)) for sequence in under_way)
         told = self._rows or self._branches or self._restarted
         if not told and (worker.in_flight or not worker.slots.any_to_release):
             return None

@@ -80,8 +80,8 @@ class LeastWork:
 
     def choose(self, sequence: Sequence, places: Seq[Place]) -> Place:
         """See ``Router``."""
-        emptiest = min(fill(place.worker) for place in places)
-        even = [place for place in places if _is_even(place.worker, emptiest)]
+        emptiest = min(map(_company, places))
+        even = [place for place in places if _is_even(place, emptiest)]
         return min(even, key=lambda place: _work(sequence, place))
 
 
@@ -90,9 +90,16 @@ def fill(worker: Worker, more: int = 0) -> float:
     return (len(worker.running) + more) / worker.slots.count
 
 
-def _is_even(worker: Worker, emptiest: float) -> bool:
-    here = fill(worker)
-    return here == emptiest or len(worker.running) <= EVEN_SHARE * emptiest * worker.slots.count + EVEN_SEATS
+def _company(place: Place) -> tuple[float, float]:
+    """What runs there, and between equals what the look has left there."""
+    return fill(place.worker), fill(place.worker, place.given_sequences)
+
+
+def _is_even(place: Place, emptiest: tuple[float, float]) -> bool:
+    """What was left to the emptiest one does not count until it runs there: it may be refused a seat."""
+    worker = place.worker
+    most = EVEN_SHARE * emptiest[0] * worker.slots.count + EVEN_SEATS
+    return _company(place) == emptiest or len(worker.running) + place.given_sequences <= most
 
 
 def _work(sequence: Sequence, place: Place) -> float:

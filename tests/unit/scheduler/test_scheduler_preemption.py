@@ -180,3 +180,20 @@ def test_beams_cost_what_all_of_them_lose() -> None:
     assert_right(cheap, prompt(2, 50), 100)
     assert beams.ended
     harness.assert_empty()
+
+
+def test_what_a_victim_has_yet_to_compute_is_no_backlog() -> None:
+    """Newcomers are told from it how busy a worker is: prompts that gave way in the plan do not count."""
+    watch = Preemptions()
+    harness = Harness(replace(SMALL, num_blocks=14, max_num_batched_tokens=16), 1, observer=watch)
+    harness.submit(0, prompt(0, 30), 180)
+    while len(harness.received[0].ids) < 60:
+        harness.turn()
+    harness.submit(1, prompt(1, 110), 5)
+    while harness.plan_ahead() or harness.results:
+        running = harness.seats.running.values()
+        left = sum(min(one.known, one.last_needed) - one.reserved for one in running)
+        assert harness.seats.backlog <= left
+        harness.take_result()
+        harness.now += 1
+    assert watch.victims

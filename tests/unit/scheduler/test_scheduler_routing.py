@@ -375,3 +375,20 @@ def test_at_most_so_many_workers_are_weighed(monkeypatch: pytest.MonkeyPatch) ->
         assert asked - before <= MAX_WEIGHED + 1
     house.run()
     assert_right(house.received[100], [*STEM, 900], 5)
+
+
+def test_what_a_look_has_left_to_a_worker_counts_as_its_company() -> None:
+    """Twenty ask for a prefix that another worker holds. A look leaves it a few of them, not all, though none
+    of them is seated there yet: the worker that looks takes its part.
+    """
+    house = House(fleet={"a": ROOMY, "b": ROOMY})
+    house.submit(0, STEM, 1)
+    house.run()
+    (home,) = house.homes(0)
+    other = "b" if home == "a" else "a"
+    for i in range(1, 21):
+        house.submit(i, [*STEM, i + 3], 50)
+    house.plan_for(other)
+    assert house.rigs[other].seats.running
+    house.run()
+    house.assert_empty()
