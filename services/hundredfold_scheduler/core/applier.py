@@ -112,7 +112,8 @@ class Applier:
                 sequence.last_token_at = now
                 if not sequence.first_token_at:
                     sequence.first_token_at = now
-                    if sequence is sequence.request.lead:
+                    if not sequence.request.answered:
+                        sequence.request.answered = True
                         self._observer.first_token(sequence.request, now)
                 if sequence.leads:
                     release_followers(self._state, sequence)
@@ -160,6 +161,7 @@ class Applier:
             lead.account.served += max(1, len(group.chosen))
         if not lead.first_token_at:
             lead.first_token_at = now
+            lead.request.answered = True
             self._observer.first_token(lead.request, now)
         if group.search.over:
             self._finish(group, now)

@@ -69,6 +69,13 @@ class Intake:
     def _check_queue(self, submission: Submission, now: float) -> None:
         waiting, limits = self._state.waiting, self._limits
         fresh, more = waiting.num_fresh + self._state.num_held, submission.num_seats
+        seats = self._state.known.num_seats
+        if seats and more > limits.max_requests + seats:
+            message = (
+                f"n asks for {more} sequences, max_queued_requests is {limits.max_requests} and all workers "
+                f"together have {seats} seats"
+            )
+            raise Refused("invalid", Failure(Code.INVALID_ARGUMENT, message, "sampling.n"))
         if fresh + more > limits.max_requests + self._state.free_seats:
             asked = f", and this one asks for {more} sequences" if more > 1 else ""
             raise Refused(

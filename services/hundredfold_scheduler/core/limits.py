@@ -77,6 +77,11 @@ class KnownLimits:
         """A worker will not come back; returns whether that changes what a request may hope for."""
         return self._set({n: limits for n, limits in self._by_name.items() if n != name})
 
+    @property
+    def num_seats(self) -> int:
+        """Seats of all together."""
+        return sum(limits.max_num_seqs for limits in self._by_name.values())
+
     def widest(self, prompt_len: int, beams: int = 1) -> WorkerLimits | None:
         """The limits that leave most room for an answer to such a prompt; ``None`` while no worker is
         known.

@@ -101,6 +101,7 @@ class Request:
     """What was asked, by whom, and until when."""
 
     __slots__ = (
+        "answered",
         "arrival",
         "attachment",
         "beams",
@@ -120,6 +121,8 @@ class Request:
         self.traceparent = submission.traceparent
         """What the worker's spans belong to; an observer may put a span of this service between."""
         self.deadline: Entry[Request] | None = None
+        self.answered = False
+        """Whether its first token was told of."""
         self.num_output = 0
         """Output tokens of its choices that have ended."""
         beams = submission.beams

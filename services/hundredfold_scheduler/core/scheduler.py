@@ -225,7 +225,7 @@ class Scheduler:
         pools = [worker.cache.pool for worker in list(state.workers.values())]
         return Load(
             running=state.num_running,
-            waiting=len(state.waiting) + state.num_parked,
+            waiting=len(state.waiting) + state.num_parked + state.num_held + state.num_held_again,
             waiting_tokens=state.waiting.num_tokens,
             free_blocks=sum(pool.num_free for pool in pools),
             cached_blocks=sum(pool.num_cached for pool in pools),

@@ -9,12 +9,19 @@ from hundredfold_scheduler.core.state import State
 def hold(state: State, sequence: Sequence) -> None:
     """Keep a sequence out of the queue."""
     sequence.status = Status.HELD
-    state.num_held += not sequence.started
+    _count(state, sequence, 1)
 
 
 def let_go(state: State, sequence: Sequence) -> None:
     """A held sequence is held no more; where it goes is the caller's business."""
-    state.num_held -= not sequence.started
+    _count(state, sequence, -1)
+
+
+def _count(state: State, sequence: Sequence, change: int) -> None:
+    if sequence.started:
+        state.num_held_again += change
+    else:
+        state.num_held += change
 
 
 def follow(state: State, lead: Sequence, sequence: Sequence) -> None:

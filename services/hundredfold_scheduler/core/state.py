@@ -51,6 +51,8 @@ class State:
     totals: Totals = field(default_factory=Totals)
     num_held: int = 0
     """Sequences that never ran and wait for another of their request."""
+    num_held_again: int = 0
+    """The same of those that ran before."""
     finish_rate: FinishRate = field(default_factory=FinishRate)
     submitted: int = 0
     """Sequences numbered so far."""

@@ -8,7 +8,8 @@ import pytest
 
 from hundredfold_scheduler.core.failures import Code
 from hundredfold_scheduler.core.intake import QueueLimits
-from hundredfold_scheduler.core.request import Status
+from hundredfold_scheduler.core.observer import Observer
+from hundredfold_scheduler.core.request import Request, Status
 from hundredfold_scheduler.core.step import EndReason
 from support.fake_worker import EOS, Script, expected_output
 from support.scheduler_harness import SMALL, Harness
@@ -103,6 +104,7 @@ def test_a_dead_worker_changes_no_choice(turns: int) -> None:
     for _ in range(turns):
         harness.turn()
     harness.kill_worker()
+    assert harness.scheduler.load().waiting == 4
     sequences = next(iter(harness.scheduler.state.requests.values())).sequences.values()
     assert sum(sequence.status is Status.WAITING for sequence in sequences) == 1
     harness.start_worker()
@@ -145,20 +147,49 @@ def test_a_new_scheduler_is_told_of_each_choice() -> None:
 
 
 def test_the_queue_counts_seats() -> None:
-    """A request of many choices is as many as it makes."""
+    """A request of many choices is as many as it makes. One of more than there could ever be room for is
+    not asked to come back later.
+    """
     harness = Harness(replace(SMALL, max_num_seqs=2), queue=QueueLimits(6, 10_000))
-    refused = harness.submit(0, PROMPT, 4, n=9)
+    never = harness.submit(0, PROMPT, 4, n=9)
     harness.read()
-    assert refused.failure is not None
-    assert refused.failure.code == Code.RESOURCE_EXHAUSTED
-    assert "9 sequences" in refused.failure.message
-    taken = harness.submit(1, PROMPT, 4, n=8)
-    late = harness.submit(2, PROMPT, 4)
+    assert never.failure is not None
+    assert never.failure.code == Code.INVALID_ARGUMENT
+    assert never.failure.field == "sampling.n"
+    assert "9 sequences" in never.failure.message
+    taken = harness.submit(1, PROMPT, 4, n=7)
+    late = harness.submit(2, PROMPT, 4, n=2)
     harness.read()
     assert late.failure is not None
+    assert late.failure.code == Code.RESOURCE_EXHAUSTED
+    assert "2 sequences" in late.failure.message
+    assert harness.scheduler.load().waiting == 7
     harness.run()
     assert taken.ended
     harness.assert_empty()
+
+
+def test_the_first_token_is_told_of_once() -> None:
+    """The first choice ends while the others wait for a seat; when the worker dies, one of them leads."""
+
+    class FirstTokens(Observer):
+        count = 0
+
+        def first_token(self, request: Request, now: float) -> None:
+            self.count += 1
+
+    watch = FirstTokens()
+    harness = Harness(replace(SMALL, max_num_seqs=1), observer=watch)
+    received = harness.submit(0, PROMPT, 30, n=3)
+    while not received.choices[0].finished:
+        harness.turn()
+    while harness.seats.running.keys() <= {1}:
+        assert harness.plan_ahead()
+    harness.kill_worker()
+    harness.start_worker()
+    harness.run()
+    assert received.ended
+    assert watch.count == 1
 
 
 def test_preempted_choices_come_back_alone() -> None:
