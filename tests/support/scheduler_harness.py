@@ -13,6 +13,7 @@ from hundredfold_scheduler.core.integrity import check_all, check_sums
 from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.outbox import FinishedChoice
+from hundredfold_scheduler.core.pacing import StartPace
 from hundredfold_scheduler.core.policy import (
     AdmissionOrder,
     LatestOfLowestPriority,
@@ -78,6 +79,7 @@ class Harness:
     observer: Observer | None = None
     check_every_step: bool = True
     now: float = 1000.0
+    pace: StartPace = field(default_factory=StartPace)
 
     def __post_init__(self) -> None:
         self.received: dict[int, Received] = {}
@@ -91,7 +93,12 @@ class Harness:
     def start_scheduler(self) -> None:
         """A new scheduler, to which the replica attaches and a worker connects."""
         config = SchedulerConfig(
-            self.queue, self.plans_in_flight, self.max_unread_bytes, order=self.order, victims=self.victims
+            self.queue,
+            self.plans_in_flight,
+            self.max_unread_bytes,
+            order=self.order,
+            victims=self.victims,
+            pace=self.pace,
         )
         self.scheduler = Scheduler(config, self.observer, seed=b"test" * 8)
         self.replica: Attachment = self.scheduler.attach("replica", lambda: None, self.now)

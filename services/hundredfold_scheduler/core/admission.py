@@ -152,8 +152,9 @@ class Admission:
         places = [there for there in (place, *found) if there is not None]
         if places:
             chosen = places[0] if len(places) == 1 else self._router.choose(sequence, places)
-            if chosen is place:
+            if chosen is place or (place is not None and _was_refused(sequence, worker, chosen.worker)):
                 return Verdict.ADMITTED
+            _note_left(sequence, chosen.worker)
             self._given.left(chosen, sequence.total - chosen.num_cached)
             return Verdict.ELSEWHERE
         return Verdict.NO_ROOM if self._is_nearest(sequence, worker) else Verdict.LEFT
@@ -182,6 +183,7 @@ class Admission:
         sequence.worker = worker
         sequence.slot = worker.slots.take()
         sequence.bypassed = 0
+        sequence.left_to = None
         worker.running[sequence.number] = sequence
         if sequence.started:
             # It may have unread ids from another worker: what this one brings is not to lie beside them.
@@ -207,6 +209,23 @@ class Admission:
             member.slot = worker.slots.take()
             member.level = group.lead.level
             worker.running[member.number] = member
+
+
+def _note_left(sequence: Sequence, worker: Worker) -> None:
+    """Remember since which of its plans a sequence is left to a worker."""
+    left = sequence.left_to
+    if left is None or left[0] != worker.name or left[1] > worker.planned:
+        sequence.left_to = worker.name, worker.planned
+
+
+def _was_refused(sequence: Sequence, worker: Worker, chosen: Worker) -> bool:
+    """Whether an idle worker need not leave a sequence to a busy one: that one has planned a step since it
+    was left to it, and has not seated it. Whatever the reason, here it starts at once.
+    """
+    if worker.running or not chosen.running or sequence.left_to is None:
+        return False
+    name, planned = sequence.left_to
+    return name == chosen.name and chosen.planned > planned
 
 
 Nearness = tuple[int, int, str]

@@ -175,6 +175,7 @@ class Sequence:
         "last_step",
         "last_token_at",
         "leads",
+        "left_to",
         "level",
         "max_tokens",
         "next_full",
@@ -232,6 +233,8 @@ class Sequence:
         """The class in which it got its first seat."""
         self.bypassed = 0
         """Admissions that overtook it while it was first in line and did not fit."""
+        self.left_to: tuple[str, int] | None = None
+        """The worker that it was left to by another while it waited, and the last plan made there then."""
         self.deaths = 0
         """Worker deaths at which it was running."""
         self.high_water = 0

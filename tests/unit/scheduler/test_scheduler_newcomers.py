@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hundredfold_scheduler.core.beam_search import BeamTerms
 from hundredfold_scheduler.core.newcomers import MAX_BYPASSES, MAX_CANDIDATES
+from hundredfold_scheduler.core.pacing import StartPace
 from support.scheduler_harness import SMALL, Harness
 from support.scheduler_house import House
 
@@ -56,6 +57,30 @@ def test_one_worker_makes_room_for_a_large_newcomer_and_the_others_go_on() -> No
     assert started > 10
     while not large.ended:
         house.turn()
+    house.run()
+    house.assert_empty()
+
+
+def test_an_idle_worker_takes_what_a_busy_one_has_refused() -> None:
+    """One worker has the prefix and a place, and looks for newcomers at every tenth step only. The other one,
+    idle, leaves the request to it once.
+    """
+    pace = StartPace(interval=10)
+    house = House(fleet=dict.fromkeys("ab", replace(SMALL, num_blocks=512)), pace=pace)
+    stem = prompt(7, 96)
+    house.submit(0, stem, 100)
+    while len(house.received[0].ids) < 3:
+        house.turn()
+    (home,) = house.homes(0)
+    other = "b" if home == "a" else "a"
+    house.submit(1, [*stem, 5], 5)
+    house.plan_for(other)
+    assert house.homes(1) == []
+    house.take_result()
+    house.plan_for(home)
+    assert house.homes(1) == []
+    house.plan_for(other)
+    assert house.homes(1) == [other]
     house.run()
     house.assert_empty()
 
