@@ -46,11 +46,6 @@ class StepCost:
             return most if left > 0 else 0
         return min(most, int(left / per_token * _TOKENS))
 
-    def predict(self, rows: int, tokens: int) -> float:
-        """Seconds that such a step should take."""
-        fixed, per_row, per_token = self._solve()
-        return fixed + per_row * rows / _ROWS + per_token * tokens / _TOKENS
-
     def _solve(self) -> list[float]:
         """The parts that fit best, none below 0; those that the last steps leave open stay as they were."""
         matrix = [[*row, value] for row, value in zip(self._matrix, self._vector, strict=True)]

@@ -44,11 +44,6 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._length
 
-    @property
-    def num_accounts(self) -> int:
-        """Owners remembered, class by class."""
-        return len(self._ledger)
-
     def push(self, sequence: Sequence) -> None:
         """Queue a sequence at its place in the order."""
         key = self._key(sequence)

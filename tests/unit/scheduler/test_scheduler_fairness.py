@@ -224,7 +224,7 @@ def test_ended_requests_leave_no_accounts_behind() -> None:
             queue.waiting.remove(sequence)
     assert len(queue.waiting) == 0
     assert queue.waiting.items() == []
-    assert queue.waiting.num_accounts <= 4096
+    assert len(queue.waiting._ledger) <= 4096
     assert len(queue.waiting._lanes) == 0
 
 

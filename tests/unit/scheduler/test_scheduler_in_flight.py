@@ -239,7 +239,7 @@ def test_no_request_leaves_a_trace() -> None:
             len(harness.replica.requests),
             len(state.waiting._lanes),
             len(state.waiting._ticks._heap),
-            state.waiting.num_accounts,
+            len(state.waiting._ledger),
             len(state.deadlines._heap),
             len(harness.seats.in_flight),
             len(harness.seats.cache.index),
