@@ -16,7 +16,7 @@ BODY_TIMEOUT_S = 60.0
 """Longest that a body may take to arrive."""
 
 _DISCARD = 8
-"""A body is read to its end, and forgotten, up to this many times the limit, so that the refusal is heard."""
+"""A body of no declared length is read to its end, and forgotten, up to this many times the limit, so that the refusal is heard."""
 
 
 async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
@@ -57,6 +57,9 @@ def encode(content: Any) -> bytes:
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(f"{int(declared)} bytes", max_bytes)
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():
@@ -68,8 +71,12 @@ async def _read(request: Request, max_bytes: int) -> bytes:
             if size > _DISCARD * max_bytes:
                 break
     if size > max_bytes:
-        raise ApiError(413, f"the body has {size} bytes or more; the limit max_body_bytes is {max_bytes}")
+        raise _too_large(f"{size} bytes or more", max_bytes)
     return b"".join(parts)
+
+
+def _too_large(size: str, max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body has {size}; the limit max_body_bytes is {max_bytes}")
 
 
 def _name(value: Any) -> str:
