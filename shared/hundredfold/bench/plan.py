@@ -59,6 +59,8 @@ class LoadPlan:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run. Raises PlanError."""
+        if self.concurrency is not None:  # before what make_plan derives from it
+            _within("--concurrency", self.concurrency, 1, 10_000)
         _within("--num-requests", self.num_requests, 1, 1_000_000)
         _within("--input-len", self.input_len, 1, 1_000_000)
         _within("--output-len", self.output_len, 1, 1_000_000)
@@ -77,12 +79,8 @@ class LoadPlan:
             raise PlanError(
                 "a run is a closed loop (--concurrency) or an open one (--rate, --arrival), not both"
             )
-        if self.concurrency is not None:
-            _within("--concurrency", self.concurrency, 1, 10_000)
-            if self.rate is not None:
-                raise PlanError(
-                    "--rate belongs to an open loop, --concurrency to a closed one: give one of them"
-                )
+        if self.concurrency is not None and self.rate is not None:
+            raise PlanError("--rate belongs to an open loop, --concurrency to a closed one: give one of them")
         if self.rate is not None:
             _within("--rate", self.rate, 1e-6, 1e6)
         if self.arrival is Arrival.POISSON and self.rate is None:

@@ -41,6 +41,8 @@ def test_requests_follow_the_concurrency():
     ("given", "named"),
     [
         ({"concurrency": 0}, "--concurrency is 0, it has to be from 1 to 10000"),
+        ({"concurrency": -1}, "--concurrency is -1, it has to be from 1 to 10000"),
+        ({"concurrency": 1_000_000}, "--concurrency is 1000000, it has to be from 1 to 10000"),
         ({"concurrency": 4, "rate": 2.0}, "--rate"),
         ({"arrival": "poisson"}, "--arrival poisson needs --rate"),
         ({"rate": float("nan")}, "--rate is nan"),
