@@ -16,7 +16,8 @@ BODY_TIMEOUT_S = 60.0
 """Longest that a body may take to arrive."""
 
 _DISCARD = 8
-"""A body of no declared length is read to its end, and forgotten, up to this many times the limit, so that the refusal is heard."""
+"""A body of undeclared length is read to its end, and forgotten, up to this many times the limit, so that the
+client hears why."""
 
 
 async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
