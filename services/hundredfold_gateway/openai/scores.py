@@ -8,6 +8,9 @@ from typing import Any
 
 from hundredfold.v1.generation_pb2 import TokenLogprob, TokenLogprobs
 
+_CONTINUATION = bytes(range(0x80, 0xC0))
+"""Bytes that continue a character in UTF-8."""
+
 
 def chat_scores(entries: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
     """``logprobs.content`` of a chat."""
@@ -57,7 +60,7 @@ def prompt_scores(text: str, first: str, entries: Sequence[TokenLogprobs]) -> di
     rest = b"".join(entry.token.raw for entry in entries[1:]).decode("utf-8", "replace")
     written = CompletionScores(max(0, len(text) - len(rest))).write(entries[1:])
     head: dict[str, list[Any]] = {
-        "tokens": [first],
+        "tokens": [_first_name(text, first, entries)],
         "token_logprobs": [None],
         "top_logprobs": [None],
         "text_offset": [0],
@@ -81,5 +84,26 @@ def _best(entry: TokenLogprobs) -> dict[str, float]:
 def _name(token: TokenLogprob) -> str:
     """A token's text; its bytes where that is no whole text, to tell such tokens apart."""
     if "\ufffd" in token.text and token.raw:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
+        return _bytes_name(token.raw)
     return token.text
+
+
+def _bytes_name(raw: bytes) -> str:
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _first_name(text: str, first: str, entries: Sequence[TokenLogprobs]) -> str:
+    """A prompt's first token, named as the others are.
+
+    Nothing tells its bytes: where it ends inside a character they are what the next tokens leave of that one.
+    """
+    broken = first.find("\ufffd")
+    if broken < 0:
+        return first
+    after = b"".join(entry.token.raw for entry in entries[1:5])[:3]
+    left = after[: len(after) - len(after.lstrip(_CONTINUATION))]
+    whole = text[: broken + 1].encode("utf-8", "replace")
+    if not left or not whole.endswith(left):
+        return first
+    raw = whole.removesuffix(left)
+    return _bytes_name(raw) if raw.decode("utf-8", "replace") == first else first

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hundredfold.client import Answer, Choice, Delta, Finished, PromptLogprobs, Started
 from hundredfold.v1 import generation_pb2 as pb
 from hundredfold_gateway.openai.chunks import ChatChunks, CompletionChunks
@@ -52,6 +54,23 @@ def test_a_prompts_tokens_stand_where_they_are():
         "top_logprobs": [None, {",": -0.25}, {"!": -1.0, " world": -2.0}],
         "text_offset": [0, 5, 6],
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "name"),
+    [
+        ("日本", [b"\xe6\x97", b"\xa5", "本".encode()], "bytes:\\xe6\\x97"),
+        ("日", [b"\xe6", b"\x97", b"\xa5"], "bytes:\\xe6"),
+        ("a😀<s>", [b"a\xf0\x9f", b"\x98\x80", b""], "bytes:\\x61\\xf0\\x9f"),
+        ("日本", ["日".encode(), "本".encode()], "日"),
+        ("\ufffd", [b"\xe6\x97"], "\ufffd"),  # a prompt of ids that ends there: nothing tells its bytes
+        ("\ufffdx", ["\ufffd".encode(), b"x"], "\ufffd"),
+    ],
+)
+def test_a_prompt_may_begin_with_part_of_a_character(text: str, parts: list[bytes], name: str):
+    entries = [pb.TokenLogprobs(), *map(entry, parts[1:])]
+    written = prompt_scores(text, parts[0].decode("utf-8", "replace"), entries)
+    assert written["tokens"][0] == name
 
 
 def test_a_beginning_of_sequence_token_takes_no_place():
