@@ -131,12 +131,17 @@ class RunningChoice:
             self._finish(reason, stop_id, done.account, score)
 
     def settle(self) -> bool:
-        """End the choice here if nothing of it is left to compute; whether it has ended."""
+        """End the choice here if nothing of it is left to compute; whether it has ended.
+
+        The ids of a beam are not all of it: the scheduler alone knows its score.
+        """
         if self.finished is not None:
             return True
         ids, params = self._text.ids, self._request.params
         if self.matched:
             self._finish(pb.FINISH_REASON_STOP, None, None)
+        elif self._request.sampling.beam_group is not None:
+            return False
         elif ids and ids[-1] in params.stop_token_ids and len(ids) > params.min_tokens:
             self._finish(pb.FINISH_REASON_STOP, ids[-1], None)
         elif ids and len(ids) >= self._request.max_tokens:

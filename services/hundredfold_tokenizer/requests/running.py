@@ -120,8 +120,7 @@ class RunningRequest:
             skip_prefix_cache=sampling.prompt_logprobs is not None,
             accepted=self.accepted,
         )
-        beams = sampling.beams
-        if beams is not None and beams.width > 1:  # a single beam takes the likeliest token
+        if (beams := sampling.beam_group) is not None:
             # A search has no beginnings: it is made again, and what is here already is dropped.
             submit.beam_width = beams.width
             submit.length_penalty = beams.length_penalty

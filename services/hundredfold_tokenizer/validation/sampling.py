@@ -56,6 +56,11 @@ class Sampling:
     add_special_tokens: bool
     from_checkpoint: tuple[str, ...]
 
+    @property
+    def beam_group(self) -> BeamSearch | None:
+        """The search that takes several beams; a single beam takes the likeliest token, as others do."""
+        return self.beams if self.beams is not None and self.beams.width > 1 else None
+
     def echo(self, max_tokens: int) -> pb.SamplingParams:
         """The values in force, as the started event tells them."""
         beams = self.beams

@@ -264,6 +264,22 @@ def test_choices_are_submitted_again_by_index(bpe: Vocabulary) -> None:
     assert running(bpe, beam_width=1).submission(0.0).beam_width == 0
 
 
+@pytest.mark.parametrize("ids", [(65,) * 20, (65, 2)])
+async def test_all_of_a_beam_is_here_but_its_score(bpe: Vocabulary, ids: tuple[int, ...]) -> None:
+    """A client that lost only the end of the best beam: the scheduler alone knows the score."""
+    request = running(bpe, Received(ids, 0), beam_width=4)
+    assert not request.settle()
+    done = ended(LENGTH if len(ids) == 20 else STOP, None if len(ids) == 20 else 2)
+    done.beam_score = -0.5
+    deliver(message((0, ids), finished=[done]), {7: request})
+    assert request.settle()
+    _, again, finished = await output(request)
+    assert again == []
+    assert finished is not None
+    assert finished.beam_score == -0.5
+    assert running(bpe, Received(ids, 0), beam_width=1).settle()  # a single beam has no score
+
+
 async def test_beams_that_come_again_are_dropped(bpe: Vocabulary) -> None:
     """A client that got part of the best beam gets the rest of it, once."""
     request = running(bpe, Received((65, 66), 1), n=2, beam_width=4)
