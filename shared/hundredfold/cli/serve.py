@@ -6,6 +6,7 @@ import asyncio
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from hundredfold.supervisor.restarts import RestartPolicy
 from hundredfold.supervisor.supervisor import EXIT_BAD_CONFIG, Outcome, Supervisor
 
 _HTTP_PACKAGES = ("starlette", "uvicorn")
+_ADDRESS_FLAGS = dict(
+    zip(SERVICES, ("--http", "--listen", "--scheduler-listen", "--worker-listen"), strict=True)
+)
 _COLOURS = {
     "gateway": "blue",
     "tokenizer": "cyan",
@@ -101,11 +105,14 @@ def command(
     """
     named = dict(zip(SERVICES, (http, listen, scheduler_listen, worker_listen), strict=True))
     try:
+        _check_addresses(named)
         with_http = _has_http(wanted=http is not None, refused=no_http)
         options = HouseOptions(
             config=config,
-            listen={service: address for service, address in named.items() if address},
-            shared={name: value for name, value in given.items() if name in SHARED_SETTINGS and value},
+            listen={service: address for service, address in named.items() if address is not None},
+            shared={
+                name: value for name, value in given.items() if name in SHARED_SETTINGS and value is not None
+            },
             extra=parse_extra(assignments),
             without=frozenset() if with_http else frozenset({"gateway"}),
             replicas={"worker": workers, "tokenizer": tokenizers},
@@ -121,6 +128,13 @@ def command(
         sys.exit(EXIT_BAD_CONFIG)
     _report(outcome)
     sys.exit(outcome.exit_code)
+
+
+def _check_addresses(named: Mapping[str, str | None]) -> None:
+    """Refuse lists without an address: the default is for who gives none. Raises ``ConfigError``."""
+    empty = [s for s, text in named.items() if text is not None and not text.replace(",", " ").strip()]
+    if empty:
+        raise ConfigError([Problem(_ADDRESS_FLAGS[service], "names no address") for service in empty])
 
 
 def _has_http(*, wanted: bool, refused: bool) -> bool:

@@ -139,7 +139,9 @@ class House:
     def model(self, default: str) -> str:
         """The model to serve: asked for, configured, or ``default``."""
         asked = self._options.shared.get("model")
-        return asked or next(filter(None, (self._configured(name, "model") for name in _WITH_MODEL)), default)
+        if asked is not None:
+            return asked
+        return next(filter(None, (self._configured(name, "model") for name in _WITH_MODEL)), default)
 
     def specs(self, model: str) -> list[ChildSpec]:
         """The services in the order in which they are stopped, the doors first."""
