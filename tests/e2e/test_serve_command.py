@@ -172,6 +172,7 @@ def test_a_wrong_setting_is_said_and_ends_it(default_model: str, output: Path):
     assert running.process.wait(60) == 2
     assert "max_requests" in running.text
     assert "tokenizer cannot use its configuration" in running.text
+    assert "--max-requests is --set tokenizer.max_requests" in running.text
 
 
 def test_a_model_that_is_not_there_is_said_at_once(output: Path):

@@ -20,7 +20,15 @@ from hundredfold.config import ConfigError, Problem
 from hundredfold.models import DEFAULT_MODEL, ModelError, resolve
 from hundredfold.supervisor.child import Sink
 from hundredfold.supervisor.greeting import Address, ready_panel, stream_sample
-from hundredfold.supervisor.house import LISTEN, SERVICES, SHARED_SETTINGS, House, HouseOptions, parse_extra
+from hundredfold.supervisor.house import (
+    LISTEN,
+    SERVICES,
+    SHARED_SETTINGS,
+    House,
+    HouseOptions,
+    as_assigned,
+    parse_extra,
+)
 from hundredfold.supervisor.restarts import RestartPolicy
 from hundredfold.supervisor.supervisor import EXIT_BAD_CONFIG, Outcome, Supervisor
 
@@ -126,7 +134,7 @@ def command(
     except (ConfigError, ModelError) as error:
         click.echo(f"hundredfold serve: {error}", err=True)
         sys.exit(EXIT_BAD_CONFIG)
-    _report(outcome)
+    _report(outcome, options)
     sys.exit(outcome.exit_code)
 
 
@@ -180,11 +188,12 @@ def _print_raw(name: str, line: str) -> None:
     click.echo(line, err=True)
 
 
-def _report(outcome: Outcome) -> None:
+def _report(outcome: Outcome, options: HouseOptions) -> None:
     if not outcome.last_lines:
         click.echo(f"hundredfold serve: {outcome.message}", err=True)
         return
-    lines = escape("\n".join(outcome.last_lines))
+    notes = as_assigned(outcome.last_lines, options.extra)
+    lines = escape("\n".join([*outcome.last_lines, *notes]))
     Console(stderr=True).print(
         Panel(lines, title=escape(outcome.message), title_align="left", border_style="red")
     )

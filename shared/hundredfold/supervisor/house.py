@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -97,6 +98,17 @@ def parse_extra(assignments: Sequence[str]) -> dict[tuple[str, str], str]:
             raise ConfigError([Problem("--set", problem)])
         extra[service, setting] = value
     return extra
+
+
+def as_assigned(lines: Sequence[str], extra: Mapping[tuple[str, str], str]) -> list[str]:
+    """What to read beside a service's last lines: which flag there is which ``--set`` here."""
+    text = "\n".join(lines)
+    notes = []
+    for (service, setting), value in extra.items():
+        flag = _flag(setting, value)[0].partition("=")[0]
+        if re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", text):
+            notes.append(f"{flag} is --set {service}.{setting}")
+    return notes
 
 
 class House:

@@ -18,6 +18,7 @@ from hundredfold.supervisor.house import (
     SHARED_SETTINGS,
     House,
     HouseOptions,
+    as_assigned,
     parse_extra,
     replica_address,
     thread_variables,
@@ -180,6 +181,15 @@ def test_every_setting_with_a_flag_of_its_own_is_one_of_its_services():
         assert neighbour in SERVICES
     for name, address in LISTEN.items():
         assert services[name].model_fields["listen"].default == (address,)
+
+
+def test_a_refused_flag_is_named_as_it_was_assigned():
+    extra = parse_extra(["gateway.nope=1", "worker.no_pe=true", "worker.x=false", "tokenizer.nop=2"])
+    lines = ["Usage: hundredfold_gateway [OPTIONS]", "Error: No such option '--nope'."]
+    assert as_assigned(lines, extra) == ["--nope is --set gateway.nope"]
+    assert as_assigned(["Error: No such option: --no-x"], extra) == ["--no-x is --set worker.x"]
+    assert as_assigned(["  --no-pe: ..."], extra) == ["--no-pe is --set worker.no_pe"]
+    assert as_assigned(["started"], extra) == []
 
 
 @pytest.mark.parametrize("content", [None, "not = = toml", b"\xff\xfe"])
