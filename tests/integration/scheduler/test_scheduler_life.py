@@ -125,7 +125,8 @@ async def test_control_tells_load_and_limits() -> None:
         assert load.blocks.free + load.blocks.cached + load.blocks.used == load.blocks.total == 50
         assert load.cache_usage == load.blocks.used / 50 > 0
         assert load.totals["requests"] == 5
-        (own,) = info.services
+        own, worker = info.services
+        assert (worker.service, bool(worker.address)) == ("worker", True)
         assert (own.service, own.state) == ("scheduler", "ready")
         assert (own.model.fingerprint, own.model.max_model_len) == ("f" * 64, 500)
         assert own.settings["max_num_seqs"] == "2"
