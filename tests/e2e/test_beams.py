@@ -7,9 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
+import grpc
 import pytest
 
 from hundredfold import Client
+from hundredfold.v1 import generation_pb2 as pb
+from hundredfold.v1 import generation_pb2_grpc
 from support.prompts import PROMPTS
 from support.reference import load_reference
 from support.stack import Stack
@@ -127,6 +130,26 @@ def test_a_single_beam_is_greedy(tiny: Stack) -> None:
         beam = client.generate_once(token_ids=[40, 41, 42], beam_width=1, max_tokens=20)
         greedy = client.generate_once(token_ids=[40, 41, 42], temperature=0, max_tokens=20)
     assert beam.token_ids == greedy.token_ids
+
+
+@pytest.mark.parametrize("held", [5, 20])
+def test_a_resumed_search_has_its_score(tiny: Stack, held: int) -> None:
+    """Also for a client that holds all of the answer but its end."""
+    sampling = pb.SamplingParams(beam_width=BEAMS, max_tokens=20, ignore_eos=True)
+    prompt = pb.TokenIds(ids=[40, 41, 42])
+    with grpc.insecure_channel(tiny.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        (whole,) = stub.GenerateOnce(
+            pb.GenerateOnceRequest(request=pb.GenerateRequest(token_ids=prompt, sampling=sampling)),
+            timeout=60,
+        ).choices
+        ids = list(whole.content.token_ids)
+        received = pb.ReceivedChoice(token_ids=ids[:held])
+        again = pb.GenerateRequest(token_ids=prompt, sampling=sampling, resume=pb.Resume(choices=[received]))
+        responses = list(stub.Generate(again, timeout=60))
+    assert [i for response in responses for i in response.delta.token_ids] == ids[held:]
+    assert responses[-1].finished.HasField("beam_score")
+    assert responses[-1].finished.beam_score == pytest.approx(whole.finished.beam_score, rel=1e-4)
 
 
 @pytest.mark.parametrize("text", PROMPTS)
