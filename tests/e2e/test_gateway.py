@@ -225,6 +225,23 @@ def test_scores_are_those_of_the_door(stack: Stack, gateway: Gateway):
     assert gateway.post("/detokenize", tokens=ids) == {"prompt": text}
 
 
+def test_a_prompt_that_begins_inside_a_character(stack: Stack, gateway: Gateway):
+    text = "\U00013080 is old"  # several tokens of the default model make this one character
+    with Client(stack.address) as client:
+        first = client.decode(client.encode(text)[:1])
+    assert first == "\ufffd"
+    body = gateway.post("/v1/completions", prompt=text, echo=True, logprobs=0, max_tokens=0)
+    tokens = body["choices"][0]["logprobs"]["tokens"]
+    raw = b"".join(
+        bytes.fromhex(token.removeprefix("bytes:").replace("\\x", ""))
+        if token.startswith("bytes:")
+        else token.encode()
+        for token in tokens
+    )
+    assert tokens[0].startswith("bytes:\\xf0")
+    assert raw.decode() == text
+
+
 def test_choices_of_several_prompts(gateway: Gateway):
     asked = {"prompt": ["x", "y"], "n": 3, "seed": 1, "temperature": 1.0, "max_tokens": 8, "ignore_eos": True}
     whole = gateway.post("/v1/completions", **asked)
