@@ -13,12 +13,15 @@ import pytest
 from hundredfold import Client
 from hundredfold.v1 import generation_pb2 as pb
 from hundredfold.v1 import generation_pb2_grpc
+from support.beam_margin import narrowest_choice, summed_log_probability
 from support.prompts import PROMPTS
 from support.reference import load_reference
 from support.stack import Stack
 
 NEW_TOKENS = 32
 BEAMS = 4
+ROUNDING = 1e-4
+"""What fp32 leaves open of a sum of tens of log probabilities."""
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +157,10 @@ def test_a_resumed_search_has_its_score(tiny: Stack, held: int) -> None:
 
 @pytest.mark.parametrize("text", PROMPTS)
 def test_the_default_model_finds_what_transformers_finds(stack: Stack, default_model: str, text: str) -> None:
-    """num_beams=4, do_sample=False, 20 prompts of 32 tokens in fp32; the text comes at the end."""
+    """num_beams=4, do_sample=False, 20 prompts of 32 tokens in fp32; the text comes at the end.
+
+    Beams apart by less than fp32's rounding may be kept either way (one prompt has such a moment).
+    """
     reference = load_reference(default_model)
     with Client(stack.address) as client:
         answer = client.generate_once(
@@ -164,6 +170,11 @@ def test_the_default_model_finds_what_transformers_finds(stack: Stack, default_m
     outputs, scores = search(
         reference.model, prompt, max_new_tokens=NEW_TOKENS, length_penalty=1.0, eos_token_id=[2]
     )
-    assert list(answer.token_ids) == outputs[0]
-    assert answer.choices[0].beam_score == pytest.approx(scores[0], rel=1e-3)
-    assert answer.text == reference.decode(outputs[0])
+    found = list(answer.token_ids)
+    if found == outputs[0]:
+        expected = scores[0]
+    else:
+        assert narrowest_choice(reference.model, prompt, BEAMS, NEW_TOKENS) < ROUNDING
+        expected = summed_log_probability(reference.model, prompt, found) / len(found)
+    assert answer.choices[0].beam_score == pytest.approx(expected, rel=1e-3)
+    assert answer.text == reference.decode(found)
