@@ -134,8 +134,13 @@ def test_replicas(tiny_model: str, output: Path):
             with Client(address) as client:
                 assert len(client.generate("hi", max_tokens=8, ignore_eos=True).result().token_ids) == 8
         with Client(running.address) as client:
-            workers = [service for service in client.info() if service.service == "worker"]
-            assert [(worker.state, worker.reason) for worker in workers] == [("ready", "")] * 2
+            deadline = time.monotonic() + 60
+            while True:  # one worker is enough to be ready; the other is found when it has loaded
+                workers = [service for service in client.info() if service.service == "worker"]
+                if [(worker.state, worker.reason) for worker in workers] == [("ready", "")] * 2:
+                    break
+                assert time.monotonic() < deadline, workers
+                time.sleep(0.2)
             assert len({worker.address for worker in workers}) == 2
             assert {worker.settings["workers_here"] for worker in workers} == {"2"}
         (leaving, _) = running.processes("worker")
