@@ -33,7 +33,7 @@ def compare(server: Server) -> str:
     interpreter = environments.python("lm-eval", "lm-eval[api]", "transformers")
     wanted = reference()
     command = [interpreter, HERE / "lm_eval_client.py", server.base_url, server.model, TOKENIZER, PREFIX_ID]
-    output = run(command, timeout_s=400, cwd=HERE / "lm_eval", env=OFFLINE)
+    output = run(command, timeout_s=900, cwd=HERE / "lm_eval", env=OFFLINE)
     found = json.loads(output.strip().splitlines()[-1])
     perplexity = found["word_perplexity"] / wanted["word_perplexity"] - 1
     if not abs(perplexity) <= MOST_PERPLEXITY:
@@ -70,7 +70,7 @@ def reference() -> dict[str, Any]:
         if known["key"] == key:
             return dict(known["found"])
     command = [sys.executable, HERE / "reference.py", TOKENIZER, PREFIX_ID]
-    output = run(command, timeout_s=600, env={"PYTHONPATH": str(HERE.parent)})
+    output = run(command, timeout_s=1500, env={"PYTHONPATH": str(HERE.parent)})
     found = json.loads(output.strip().splitlines()[-1])
     kept.write_text(json.dumps({"key": key, "found": found}))
     return dict(found)

@@ -19,7 +19,7 @@ from clients.evaluation import TOKENIZER, compare, reference
 from clients.server import Server, serving
 from support.repo import ROOT
 
-CHECKS_S = 300
+CHECKS_S = 600
 
 
 @dataclass(frozen=True)
