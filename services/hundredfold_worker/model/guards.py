@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -100,7 +101,7 @@ class Guard:
         for rows in TRIED_ROWS:
             x = torch.ones(rows, columns, dtype=spec.dtype, device=spec.device)
             with torch.inference_mode():
-                y = self.call(kernel, f"layer '{spec.name}' with {rows} rows", lambda x=x: linear(x))  # type: ignore[misc]
+                y = self.call(kernel, f"layer '{spec.name}' with {rows} rows", partial(linear, x))
             self._like(kernel, f"layer '{spec.name}' with {rows} rows", y, (rows, features), spec.dtype)
         return linear
 

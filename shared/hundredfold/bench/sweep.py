@@ -111,9 +111,8 @@ def run_sweep(plans: Sequence[LoadPlan], progress: Callable[[str, int], None]) -
     """
     points: list[Point] = []
     for number, plan in enumerate(plans, 1):
-        place = f"point {number} of {len(plans)}"
         try:
-            report = measure(plan, lambda phase, sent, place=place: progress(f"{place} · {phase}", sent))  # type: ignore[misc]
+            report = measure(plan, _placed(f"point {number} of {len(plans)}", progress))
         except (WarmupError, ClientProcessError, PlanError, ServerError) as error:
             if isinstance(error, ServerError) and not points:
                 raise
@@ -149,3 +148,8 @@ def to_json(points: Sequence[Point]) -> str:
     records = [asdict(point.record) for point in points]
     reports = [None if p.report is None else json.loads(p.report.to_json()) for p in points]
     return json.dumps({"records": records, "reports": reports}, indent=2, allow_nan=False)
+
+
+def _placed(place: str, progress: Callable[[str, int], None]) -> Callable[[str, int], None]:
+    """Progress that also says at which point."""
+    return lambda phase, sent: progress(f"{place} · {phase}", sent)
