@@ -21,6 +21,8 @@ def add_model(info: control_pb2.ServiceInfo, started: Started) -> None:
     loaded, limits = started.loaded, started.engine.limits
     model = loaded.model
     report = model.runtime
+    table_weights = model.description.vocab_size * model.description.hidden_size
+    tables = 1 if model.description.tied_head else 2
     info.model.CopyFrom(
         control_pb2.ModelInfo(
             name=loaded.files.name,
@@ -52,6 +54,8 @@ def add_model(info: control_pb2.ServiceInfo, started: Started) -> None:
             bytes_per_block=started.bytes_per_block,
             weight_bytes=report.weight_bytes,
             num_threads=report.num_threads,
+            layer_weights=report.num_parameters - tables * table_weights,
+            output_weights=table_weights,
         )
     )
     for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):

@@ -109,7 +109,7 @@ class WorkerService:
         started = self._started
         if started is None:
             return control_pb2.GetLoadResponse()
-        totals = started.engine.totals
+        totals, times = started.engine.totals, started.engine.times
         return control_pb2.GetLoadResponse(
             running=started.engine.num_live,
             totals={
@@ -117,6 +117,7 @@ class WorkerService:
                 "computed_tokens": totals.computed_tokens,
                 "output_tokens": totals.output_tokens,
                 "failed_sequences": totals.failed_sequences,
+                **{f"step_{part}_us": round(1e6 * seconds) for part, seconds in times.parts().items()},
             },
         )
 

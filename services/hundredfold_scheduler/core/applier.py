@@ -128,6 +128,7 @@ class Applier:
         planned = sum(record.num_tokens)
         worker.cost.observe(record.num_decodes, planned - record.num_decodes, result.step_us / 1e6)
         totals.computed_tokens += planned
+        totals.prefill_tokens += planned - record.num_decodes
         totals.output_tokens += output
         totals.recomputed_tokens += recomputed
         self._observer.stepped(result, planned, recomputed)

@@ -24,6 +24,8 @@ class Totals:
     expired: int = 0
     steps: int = 0
     computed_tokens: int = 0
+    prefill_tokens: int = 0
+    """Computed tokens of rows that were not decoding."""
     recomputed_tokens: int = 0
     cached_tokens: int = 0
     prompt_tokens: int = 0

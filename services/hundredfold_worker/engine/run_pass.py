@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,10 @@ class StepTimes:
     commit_s: float = 0.0
     total_s: float = 0.0
     """Whole steps; what the parts do not cover is applying plans and collecting results."""
+
+    def parts(self) -> dict[str, float]:
+        """Seconds by part: batch, forward, sample, commit, and total."""
+        return {name.removesuffix("_s"): seconds for name, seconds in asdict(self).items()}
 
     def since(self, before: StepTimes) -> StepTimes:
         """What came on top of ``before``."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1chundredfold/v1/control.proto\x12\x0ehundredfold.v1\x1a\x1egoogle/protobuf/duration.proto\"\x16\n\x14GetServerInfoRequest\"F\n\x15GetServerInfoResponse\x12-\n\x08services\x18\x01 \x03(\x0b\x32\x1b.hundredfold.v1.ServiceInfo\"\xb8\x04\n\x0bServiceInfo\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12)\n\x06uptime\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05state\x18\x05 \x01(\t\x12(\n\x05model\x18\x06 \x01(\x0b\x32\x19.hundredfold.v1.ModelInfo\x12,\n\x07runtime\x18\x07 \x01(\x0b\x32\x1b.hundredfold.v1.RuntimeInfo\x12;\n\x08settings\x18\x08 \x03(\x0b\x32).hundredfold.v1.ServiceInfo.SettingsEntry\x12+\n\x07plugins\x18\t \x03(\x0b\x32\x1a.hundredfold.v1.PluginInfo\x12=\n\tlibraries\x18\n \x03(\x0b\x32*.hundredfold.v1.ServiceInfo.LibrariesEntry\x12\x16\n\x0eresident_bytes\x18\x0b \x01(\x04\x12\x1b\n\x13peak_resident_bytes\x18\x0c \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\r \x01(\t\x12\x0e\n\x06reason\x18\x0e \x01(\t\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0eLibrariesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x87\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x16\n\x0enum_parameters\x18\x06 \x01(\x04\"\xc7\x01\n\x0bRuntimeInfo\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12-\n\nselections\x18\x03 \x03(\x0b\x32\x19.hundredfold.v1.Selection\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x17\n\x0f\x62ytes_per_block\x18\x06 \x01(\x04\x12\x14\n\x0cweight_bytes\x18\x07 \x01(\x04\x12\x13\n\x0bnum_threads\x18\x08 \x01(\r\"f\n\tSelection\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0e\n\x06\x63hosen\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12(\n\x07refused\x18\x04 \x03(\x0b\x32\x17.hundredfold.v1.Refusal\"(\n\x07Refusal\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07reasons\x18\x02 \x03(\t\"\x87\x01\n\nPluginInfo\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x14\n\x0c\x64istribution\x18\x03 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x07 \x01(\t\"\x10\n\x0eGetLoadRequest\"\xa6\x02\n\x0fGetLoadResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x04\x12\x13\n\x0b\x63\x61\x63he_usage\x18\x04 \x01(\x01\x12+\n\x06\x62locks\x18\x05 \x01(\x0b\x32\x1b.hundredfold.v1.BlockCounts\x12;\n\x06totals\x18\x06 \x03(\x0b\x32+.hundredfold.v1.GetLoadResponse.TotalsEntry\x12+\n\x07workers\x18\x07 \x03(\x0b\x32\x1a.hundredfold.v1.WorkerLoad\x1a-\n\x0bTotalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"}\n\nWorkerLoad\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\r\n\x05seats\x18\x03 \x01(\r\x12+\n\x06\x62locks\x18\x04 \x01(\x0b\x32\x1b.hundredfold.v1.BlockCounts\x12\x11\n\ttakes_new\x18\x05 \x01(\x08\"H\n\x0b\x42lockCounts\x12\x0c\n\x04\x66ree\x18\x01 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\r\x12\x0c\n\x04used\x18\x03 \x01(\r\x12\r\n\x05total\x18\x04 \x01(\r\"8\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\" \n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r2\x80\x02\n\x0e\x43ontrolService\x12\\\n\rGetServerInfo\x12$.hundredfold.v1.GetServerInfoRequest\x1a%.hundredfold.v1.GetServerInfoResponse\x12J\n\x07GetLoad\x12\x1e.hundredfold.v1.GetLoadRequest\x1a\x1f.hundredfold.v1.GetLoadResponse\x12\x44\n\x05\x44rain\x12\x1c.hundredfold.v1.DrainRequest\x1a\x1d.hundredfold.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1chundredfold/v1/control.proto\x12\x0ehundredfold.v1\x1a\x1egoogle/protobuf/duration.proto\"\x16\n\x14GetServerInfoRequest\"F\n\x15GetServerInfoResponse\x12-\n\x08services\x18\x01 \x03(\x0b\x32\x1b.hundredfold.v1.ServiceInfo\"\xb8\x04\n\x0bServiceInfo\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12)\n\x06uptime\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05state\x18\x05 \x01(\t\x12(\n\x05model\x18\x06 \x01(\x0b\x32\x19.hundredfold.v1.ModelInfo\x12,\n\x07runtime\x18\x07 \x01(\x0b\x32\x1b.hundredfold.v1.RuntimeInfo\x12;\n\x08settings\x18\x08 \x03(\x0b\x32).hundredfold.v1.ServiceInfo.SettingsEntry\x12+\n\x07plugins\x18\t \x03(\x0b\x32\x1a.hundredfold.v1.PluginInfo\x12=\n\tlibraries\x18\n \x03(\x0b\x32*.hundredfold.v1.ServiceInfo.LibrariesEntry\x12\x16\n\x0eresident_bytes\x18\x0b \x01(\x04\x12\x1b\n\x13peak_resident_bytes\x18\x0c \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\r \x01(\t\x12\x0e\n\x06reason\x18\x0e \x01(\t\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0eLibrariesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x87\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x16\n\x0enum_parameters\x18\x06 \x01(\x04\"\xf6\x01\n\x0bRuntimeInfo\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12-\n\nselections\x18\x03 \x03(\x0b\x32\x19.hundredfold.v1.Selection\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x17\n\x0f\x62ytes_per_block\x18\x06 \x01(\x04\x12\x14\n\x0cweight_bytes\x18\x07 \x01(\x04\x12\x13\n\x0bnum_threads\x18\x08 \x01(\r\x12\x15\n\rlayer_weights\x18\t \x01(\x04\x12\x16\n\x0eoutput_weights\x18\n \x01(\x04\"f\n\tSelection\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0e\n\x06\x63hosen\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12(\n\x07refused\x18\x04 \x03(\x0b\x32\x17.hundredfold.v1.Refusal\"(\n\x07Refusal\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07reasons\x18\x02 \x03(\t\"\x87\x01\n\nPluginInfo\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x14\n\x0c\x64istribution\x18\x03 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x07 \x01(\t\"\x10\n\x0eGetLoadRequest\"\xa6\x02\n\x0fGetLoadResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x03 \x01(\x04\x12\x13\n\x0b\x63\x61\x63he_usage\x18\x04 \x01(\x01\x12+\n\x06\x62locks\x18\x05 \x01(\x0b\x32\x1b.hundredfold.v1.BlockCounts\x12;\n\x06totals\x18\x06 \x03(\x0b\x32+.hundredfold.v1.GetLoadResponse.TotalsEntry\x12+\n\x07workers\x18\x07 \x03(\x0b\x32\x1a.hundredfold.v1.WorkerLoad\x1a-\n\x0bTotalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"}\n\nWorkerLoad\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\r\n\x05seats\x18\x03 \x01(\r\x12+\n\x06\x62locks\x18\x04 \x01(\x0b\x32\x1b.hundredfold.v1.BlockCounts\x12\x11\n\ttakes_new\x18\x05 \x01(\x08\"H\n\x0b\x42lockCounts\x12\x0c\n\x04\x66ree\x18\x01 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\r\x12\x0c\n\x04used\x18\x03 \x01(\r\x12\r\n\x05total\x18\x04 \x01(\r\"8\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\" \n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r2\x80\x02\n\x0e\x43ontrolService\x12\\\n\rGetServerInfo\x12$.hundredfold.v1.GetServerInfoRequest\x1a%.hundredfold.v1.GetServerInfoResponse\x12J\n\x07GetLoad\x12\x1e.hundredfold.v1.GetLoadRequest\x1a\x1f.hundredfold.v1.GetLoadResponse\x12\x44\n\x05\x44rain\x12\x1c.hundredfold.v1.DrainRequest\x1a\x1d.hundredfold.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,27 +51,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELINFO']._serialized_start=748
   _globals['_MODELINFO']._serialized_end=883
   _globals['_RUNTIMEINFO']._serialized_start=886
-  _globals['_RUNTIMEINFO']._serialized_end=1085
-  _globals['_SELECTION']._serialized_start=1087
-  _globals['_SELECTION']._serialized_end=1189
-  _globals['_REFUSAL']._serialized_start=1191
-  _globals['_REFUSAL']._serialized_end=1231
-  _globals['_PLUGININFO']._serialized_start=1234
-  _globals['_PLUGININFO']._serialized_end=1369
-  _globals['_GETLOADREQUEST']._serialized_start=1371
-  _globals['_GETLOADREQUEST']._serialized_end=1387
-  _globals['_GETLOADRESPONSE']._serialized_start=1390
-  _globals['_GETLOADRESPONSE']._serialized_end=1684
-  _globals['_GETLOADRESPONSE_TOTALSENTRY']._serialized_start=1639
-  _globals['_GETLOADRESPONSE_TOTALSENTRY']._serialized_end=1684
-  _globals['_WORKERLOAD']._serialized_start=1686
-  _globals['_WORKERLOAD']._serialized_end=1811
-  _globals['_BLOCKCOUNTS']._serialized_start=1813
-  _globals['_BLOCKCOUNTS']._serialized_end=1885
-  _globals['_DRAINREQUEST']._serialized_start=1887
-  _globals['_DRAINREQUEST']._serialized_end=1943
-  _globals['_DRAINRESPONSE']._serialized_start=1945
-  _globals['_DRAINRESPONSE']._serialized_end=1977
-  _globals['_CONTROLSERVICE']._serialized_start=1980
-  _globals['_CONTROLSERVICE']._serialized_end=2236
+  _globals['_RUNTIMEINFO']._serialized_end=1132
+  _globals['_SELECTION']._serialized_start=1134
+  _globals['_SELECTION']._serialized_end=1236
+  _globals['_REFUSAL']._serialized_start=1238
+  _globals['_REFUSAL']._serialized_end=1278
+  _globals['_PLUGININFO']._serialized_start=1281
+  _globals['_PLUGININFO']._serialized_end=1416
+  _globals['_GETLOADREQUEST']._serialized_start=1418
+  _globals['_GETLOADREQUEST']._serialized_end=1434
+  _globals['_GETLOADRESPONSE']._serialized_start=1437
+  _globals['_GETLOADRESPONSE']._serialized_end=1731
+  _globals['_GETLOADRESPONSE_TOTALSENTRY']._serialized_start=1686
+  _globals['_GETLOADRESPONSE_TOTALSENTRY']._serialized_end=1731
+  _globals['_WORKERLOAD']._serialized_start=1733
+  _globals['_WORKERLOAD']._serialized_end=1858
+  _globals['_BLOCKCOUNTS']._serialized_start=1860
+  _globals['_BLOCKCOUNTS']._serialized_end=1932
+  _globals['_DRAINREQUEST']._serialized_start=1934
+  _globals['_DRAINREQUEST']._serialized_end=1990
+  _globals['_DRAINRESPONSE']._serialized_start=1992
+  _globals['_DRAINRESPONSE']._serialized_end=2024
+  _globals['_CONTROLSERVICE']._serialized_start=2027
+  _globals['_CONTROLSERVICE']._serialized_end=2283
 # @@protoc_insertion_point(module_scope)

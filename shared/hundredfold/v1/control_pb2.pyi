@@ -212,6 +212,8 @@ class RuntimeInfo(google.protobuf.message.Message):
     BYTES_PER_BLOCK_FIELD_NUMBER: builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: builtins.int
     NUM_THREADS_FIELD_NUMBER: builtins.int
+    LAYER_WEIGHTS_FIELD_NUMBER: builtins.int
+    OUTPUT_WEIGHTS_FIELD_NUMBER: builtins.int
     device: builtins.str
     """The device."""
     dtype: builtins.str
@@ -226,6 +228,10 @@ class RuntimeInfo(google.protobuf.message.Message):
     """Bytes of the weights as they lie in memory."""
     num_threads: builtins.int
     """Threads that compute."""
+    layer_weights: builtins.int
+    """Weights of the layers, with which every computed token is multiplied."""
+    output_weights: builtins.int
+    """Weights of the output layer, with which only tokens are multiplied that another is drawn after."""
     @property
     def selections(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Selection]:
         """The choices made and the reason for each: quantization, kernels, attention, kv_cache, dtype, speculation."""
@@ -241,8 +247,10 @@ class RuntimeInfo(google.protobuf.message.Message):
         bytes_per_block: builtins.int = ...,
         weight_bytes: builtins.int = ...,
         num_threads: builtins.int = ...,
+        layer_weights: builtins.int = ...,
+        output_weights: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "device", b"device", "dtype", b"dtype", "num_blocks", b"num_blocks", "num_threads", b"num_threads", "selections", b"selections", "weight_bytes", b"weight_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "device", b"device", "dtype", b"dtype", "layer_weights", b"layer_weights", "num_blocks", b"num_blocks", "num_threads", b"num_threads", "output_weights", b"output_weights", "selections", b"selections", "weight_bytes", b"weight_bytes"]) -> None: ...
 
 global___RuntimeInfo = RuntimeInfo
 
