@@ -1,4 +1,4 @@
-"""Reference linear layers for every canonical weight: dequantize once, then torch's ``linear``."""
+"""Reference linear layers: dequantized once for torch's ``linear``, or integers times integers as defined."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from hundredfold.plugin import API_VERSION, InputTransform, LinearSpec, Reasons
+from hundredfold.plugin import (
+    API_VERSION,
+    Activations,
+    GroupedIntWeight,
+    InputTransform,
+    Linear,
+    LinearSpec,
+    Reasons,
+)
 from hundredfold.plugin.dequantize import dequantize, transform_input
+from hundredfold.plugin.integer import GroupedTerms, grouped_terms, multiply_grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +35,42 @@ class TorchLinear:
         return F.linear(transform_input(x, self.transform), self.weight, self.bias)
 
 
+@dataclass(frozen=True, slots=True)
+class TorchIntegers:
+    """Grouped integers that meet a quantized input; slow, and exactly as the definition has it."""
+
+    terms: GroupedTerms
+    bias: Tensor | None
+    transform: InputTransform | None
+    nbytes: int
+    recipe: str
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x`` [M, K] to [M, N]."""
+        return multiply_grouped(transform_input(x, self.transform), self.terms, self.bias)
+
+
 class TorchKernels:
     """The oracle of every other kernel: small, and available on any machine."""
 
     name = "torch"
     api_version = API_VERSION
     priority = 0
+    activations = (Activations.FLOAT, Activations.INT8)
 
     def refuses(self, spec: LinearSpec) -> Reasons:
-        """Takes every canonical weight in a float type."""
-        return [] if spec.dtype.is_floating_point else [f"computes in float types, not in {spec.dtype}"]
+        """Takes every canonical weight in a float type; inputs as int8 for grouped integers."""
+        reasons = [] if spec.dtype.is_floating_point else [f"computes in float types, not in {spec.dtype}"]
+        if spec.activations is Activations.INT8 and not isinstance(spec.weight, GroupedIntWeight):
+            reasons.append(f"{type(spec.weight).__name__} has no product with int8 inputs")
+        return reasons
 
-    def prepare(self, spec: LinearSpec, bias: Tensor | None) -> TorchLinear:
-        """Dequantize to the compute type. A dense weight of that type is used as it lies."""
-        weight = dequantize(spec.weight, spec.dtype).to(spec.device)
+    def prepare(self, spec: LinearSpec, bias: Tensor | None) -> Linear:
+        """Dequantize to the compute type, or keep integers. A dense weight of the type is used as it lies."""
         bias = None if bias is None else bias.to(spec.device, spec.dtype)
+        if spec.activations is Activations.INT8 and isinstance(spec.weight, GroupedIntWeight):
+            return _integers(spec.weight, bias)
+        weight = dequantize(spec.weight, spec.dtype).to(spec.device)
         type_name = str(spec.dtype).removeprefix("torch.")
         return TorchLinear(
             weight=weight,
@@ -49,3 +79,15 @@ class TorchKernels:
             nbytes=weight.nbytes + (0 if bias is None else bias.nbytes),
             recipe=f"weights dequantized at load to {type_name}, torch's own product",
         )
+
+
+def _integers(weight: GroupedIntWeight, bias: Tensor | None) -> TorchIntegers:
+    terms = grouped_terms(weight)
+    kept = (terms.codes, terms.scales, terms.offsets, bias)
+    return TorchIntegers(
+        terms=terms,
+        bias=bias,
+        transform=weight.transform,
+        nbytes=sum(tensor.nbytes for tensor in kept if tensor is not None),
+        recipe=f"weights in {weight.bits} bits, inputs in int8 by group, torch's own product of the integers",
+    )

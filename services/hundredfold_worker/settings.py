@@ -28,6 +28,10 @@ class WorkerSettings(ServiceSettings):
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Type of activations and dense weights; auto takes bf16 where the processor has it, else fp32."""
 
+    activations: Literal["auto", "float", "int8"] = "auto"
+    """How the inputs of layers with integer weights are multiplied: as floats, or quantized to int8. auto is
+    int8 for grouped integers on a CPU, but float where dtype is not auto. Dense layers always take float."""
+
     quantization: str = "auto"
     """Quantization plugin; auto takes the checkpoint's own format."""
 

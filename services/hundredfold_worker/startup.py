@@ -172,6 +172,7 @@ def _load_options(settings: WorkerSettings) -> LoadOptions:
         kv_cache_dtype=settings.kv_cache_dtype,
         attention=settings.attention,
         kernels=settings.kernels,
+        activations=settings.activations,
         quantization=settings.quantization,
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,

@@ -12,6 +12,7 @@ from hundredfold.models import ModelFiles
 from hundredfold.models.errors import ModelError
 from hundredfold.plugin import AttentionBatch, ElementwiseSpec, KVCacheSpec
 from hundredfold.plugin.registry import Registry
+from hundredfold_worker.model.activations import ActivationsPolicy
 from hundredfold_worker.model.architectures import describe
 from hundredfold_worker.model.build import Builder, attention_spec
 from hundredfold_worker.model.cache import BackendCachePlanner, heads_of_cache
@@ -103,7 +104,8 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
     operations, elementwise_selection = choose_elementwise(
         registries, ElementwiseSpec(device, dtype, activations)
     )
-    kernels = KernelChooser(registries, options.kernels, device, dtype)
+    policy = ActivationsPolicy(options.activations, options.dtype, device)
+    kernels = KernelChooser(registries, options.kernels, device, dtype, policy)
     reader = WeightReader(checkpoint, method, model.names)
     rotaries = description.rotaries
     builder = Builder(model, reader, kernels, operations, device, dtype, rotaries)

@@ -28,6 +28,8 @@ class LoadOptions:
     """``auto`` or the name of an attention plugin."""
     kernels: tuple[str, ...] = ()
     """Kernel plugins in order of preference; empty for every one installed, highest priority first."""
+    activations: str = "auto"
+    """``auto``, ``float`` or ``int8``: how inputs of layers with integer weights are multiplied."""
     quantization: str = "auto"
     """``auto`` or the name of a quantization plugin; the checkpoint's own format has to agree."""
     max_model_len: int | None = None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hundredfold.plugin import (
+    Activations,
     AttentionPlugin,
     AttentionSpec,
     CanonicalWeight,
@@ -31,8 +32,10 @@ from hundredfold.plugin import (
     Refused,
     ScalePolicy,
     choose,
+    kernel_reasons,
 )
 from hundredfold.plugin.registry import PluginError, Registry
+from hundredfold_worker.model.activations import ActivationsPolicy
 from hundredfold_worker.model.canonical import to_device
 from hundredfold_worker.model.errors import ModelLoadError
 from hundredfold_worker.model.guards import Guard, GuardedMethod
@@ -123,6 +126,7 @@ class KernelChooser:
         asked: Sequence[str],
         device: torch.device,
         dtype: torch.dtype,
+        activations: ActivationsPolicy,
     ) -> None:
         registry = registries["hundredfold.kernels"]
         self._candidates: list[tuple[str, KernelPlugin]] = (
@@ -133,28 +137,45 @@ class KernelChooser:
         self._why = "asked for" if asked else "first that fits"
         self._device = device
         self._dtype = dtype
+        self._activations = activations
         self._layers: Counter[tuple[str, str]] = Counter()
+        self._recipes: Counter[Activations] = Counter()
         self._refused: dict[tuple[str, str], dict[Refused, None]] = {}
 
     def prepare(self, name: str, weight: CanonicalWeight, bias: Tensor | None) -> Linear:
         """The layer, ready to run. Raises ``ModelLoadError`` when no kernel takes it."""
-        spec = LinearSpec(name, to_device(weight, self._device), self._device, self._dtype)
+        weight = to_device(weight, self._device)
+        # A kernel is asked for every recipe that the layer may have before the next one is.
+        candidates = [
+            (kernel_name, (kernel, LinearSpec(name, weight, self._device, self._dtype, recipe)))
+            for kernel_name, kernel in self._candidates
+            for recipe in self._activations.recipes(weight)
+        ]
         try:
-            choice = choose(f"kernel for layer '{name}'", self._candidates, self._asking(spec))
+            choice = choose(f"kernel for layer '{name}'", candidates, self._ask)
         except NothingFits as error:
             raise ModelLoadError(str(error)) from error
+        kernel, spec = choice.value
         bias = None if bias is None else bias.to(self._device, self._dtype)
-        linear = self._guard.prepare(choice.value, spec, bias)
+        linear = self._guard.prepare(kernel, spec, bias)
         kind = (choice.name, linear.recipe)
         self._layers[kind] += 1
+        self._recipes[spec.activations] += 1
         self._refused.setdefault(kind, {}).update(dict.fromkeys(choice.refused))
         return linear
 
-    def _asking(self, spec: LinearSpec) -> Callable[[KernelPlugin], Reasons]:
-        return self._guard.asking(lambda kernel: kernel.refuses(spec), asked_for=self._asked_for)
+    def _ask(self, candidate: tuple[KernelPlugin, LinearSpec]) -> Reasons:
+        kernel, spec = candidate
+        asking: Callable[[KernelPlugin], Reasons] = self._guard.asking(
+            lambda kernel: kernel_reasons(kernel, spec), asked_for=self._asked_for
+        )
+        return asking(kernel)
 
     def selections(self) -> list[Selection]:
-        """What was taken for how many layers, most first."""
+        """How inputs are multiplied; what was taken for how many layers, most first."""
+        return [self._activations.selection(self._recipes), *self._kernels()]
+
+    def _kernels(self) -> list[Selection]:
         total = self._layers.total()
         return [
             Selection(

@@ -21,7 +21,7 @@ from hundredfold.plugin.elementwise import (
     RotaryStyle,
     Rotation,
 )
-from hundredfold.plugin.kernels import KernelPlugin, Linear, LinearSpec
+from hundredfold.plugin.kernels import Activations, KernelPlugin, Linear, LinearSpec, kernel_reasons
 from hundredfold.plugin.kv_cache import Encoding, KVCachePlugin, KVCacheSpec, ScalePolicy
 from hundredfold.plugin.quantization import (
     CheckpointInfo,
@@ -64,6 +64,7 @@ __all__ = [
     "API_VERSION",
     "GROUPS",
     "Activation",
+    "Activations",
     "AttentionBatch",
     "AttentionPlugin",
     "AttentionSpec",
@@ -108,5 +109,6 @@ __all__ = [
     "TensorSource",
     "Zero",
     "choose",
+    "kernel_reasons",
     "own_cache",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,6 +12,17 @@ from hundredfold.plugin.weights import CanonicalWeight
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+@enum.unique
+class Activations(enum.Enum):
+    """How a layer's input is multiplied: part of its recipe, chosen at load, the same for every batch."""
+
+    FLOAT = "float"
+    """As the floats that it consists of, in the compute type."""
+    INT8 = "int8"
+    """Quantized to int8, integers times integers. Defined in ``hundredfold.plugin.integer``, for grouped
+    integer weights with a scale for each group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +35,8 @@ class LinearSpec:
     device: torch.device
     dtype: torch.dtype
     """Type of the input and of the output."""
+    activations: Activations = Activations.FLOAT
+    """How the input is to be multiplied; a kernel refuses what it cannot do and takes nothing else for it."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -48,7 +62,11 @@ class Linear(Protocol):
 
 
 class KernelPlugin(Protocol):
-    """Group ``hundredfold.kernels``. The same layer gets the same arithmetic at every batch size."""
+    """Group ``hundredfold.kernels``. The same layer gets the same arithmetic at every batch size.
+
+    A kernel that multiplies quantized inputs has an attribute ``activations``, a tuple of all ``Activations``
+    that it knows; others are never asked for anything but float.
+    """
 
     name: str
     api_version: int
@@ -60,3 +78,11 @@ class KernelPlugin(Protocol):
 
     def prepare(self, spec: LinearSpec, bias: Tensor | None) -> Linear:
         """Arrange the weight. ``bias`` is [N] or None. Called once per layer, on the device thread."""
+
+
+def kernel_reasons(kernel: KernelPlugin, spec: LinearSpec) -> Reasons:
+    """Why ``kernel`` cannot compute the layer as ``spec`` says; empty when it can."""
+    known: tuple[Activations, ...] = getattr(kernel, "activations", (Activations.FLOAT,))
+    if spec.activations not in known:
+        return [f"does not multiply inputs as {spec.activations.value}"]
+    return kernel.refuses(spec)

@@ -33,6 +33,7 @@ def test_the_report_says_everything(checkpoint: Path) -> None:
         "device",
         "dtype",
         "quantization",
+        "activations",
         "kernels",
         "elementwise",
         "attention",
