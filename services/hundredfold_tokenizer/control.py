@@ -24,6 +24,7 @@ class DoorControl:
         totals: Counts since the start.
         budget: Unread output.
         connect: Opens a channel to the scheduler.
+        scheduler: Where that is.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class DoorControl:
         totals: Callable[[], dict[str, int]],
         budget: UnreadBudget,
         connect: Callable[[], grpc.aio.Channel],
+        scheduler: str,
     ) -> None:
         self._describe = describe
         self._registry = registry
         self._totals = totals
         self._budget = budget
         self._connect = connect
+        self._scheduler = scheduler
 
     async def info(self) -> list[pb.ServiceInfo]:
         """The door, then the scheduler and what is behind it, as far as they answer."""
@@ -62,4 +65,7 @@ class DoorControl:
                 reply = await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=_BEHIND_S)
             except grpc.aio.AioRpcError:
                 return []
-            return list(reply.services)
+        services = list(reply.services)
+        for info in services[:1]:
+            info.address = self._scheduler
+        return services

@@ -104,6 +104,7 @@ class TokenizerService:
             totals=lambda: self._ledger.totals,
             budget=self._budget,
             connect=connect,
+            scheduler=settings.scheduler,
         )
         self.host = ServiceHost("tokenizer", settings, self._control, install_signals=install_signals)
         self._ledger = Ledger(self.host.metrics, model.name)
