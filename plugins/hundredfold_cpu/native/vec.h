@@ -17,7 +17,7 @@ namespace HF_ISA {
 
 constexpr int LANES = 16;
 
-#if HF_ISA_NUMBER == HF_AVX512
+#if HF_ISA_NUMBER >= HF_AVX512
 
 struct Vec {
   __m512 v;
