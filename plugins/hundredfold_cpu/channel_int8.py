@@ -63,7 +63,9 @@ class ChannelInt8Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """``x`` [M, K] to [M, N]. Raises ``ValueError`` when it is of another size or type."""
         if x.shape[1] != self.columns or x.dtype != self.dtype:
-            raise ValueError(f"the input is {x.dtype}{list(x.shape)}, the layer takes {self.dtype}[M, {self.columns}]")
+            raise ValueError(
+                f"the input is {x.dtype}{list(x.shape)}, the layer takes {self.dtype}[M, {self.columns}]"
+            )
         if x.stride(1) != 1:
             x = x.contiguous()
         y = x.new_empty((len(x), self.features))
@@ -77,9 +79,13 @@ def refuses_channel_int8(spec: LinearSpec) -> Reasons:
     reasons = []
     transform = spec.weight.transform
     if spec.dtype not in _SUFFIXES:
-        reasons.append(f"takes inputs in float32 and bfloat16, not in {str(spec.dtype).removeprefix('torch.')}")
+        reasons.append(
+            f"takes inputs in float32 and bfloat16, not in {str(spec.dtype).removeprefix('torch.')}"
+        )
     if transform is not None and not isinstance(transform, BlockHadamard):
-        reasons.append(f"rotates its input before it quantizes, but does not apply {type(transform).__name__}")
+        reasons.append(
+            f"rotates its input before it quantizes, but does not apply {type(transform).__name__}"
+        )
     if spec.shape[1] > MOST_COLUMNS:
         reasons.append(f"sums at most {MOST_COLUMNS} products, not {spec.shape[1]}")
     return reasons

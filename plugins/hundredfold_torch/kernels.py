@@ -10,6 +10,7 @@ from torch import Tensor
 from hundredfold.plugin import (
     API_VERSION,
     Activations,
+    ChannelInt8Weight,
     GroupedIntWeight,
     InputTransform,
     Linear,
@@ -17,7 +18,7 @@ from hundredfold.plugin import (
     Reasons,
 )
 from hundredfold.plugin.dequantize import dequantize, transform_input
-from hundredfold.plugin.integer import GroupedTerms, grouped_terms, multiply_grouped
+from hundredfold.plugin.integer import GroupedTerms, grouped_terms, multiply_channels, multiply_grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,32 @@ class TorchIntegers:
         return multiply_grouped(transform_input(x, self.transform), self.terms, self.bias)
 
 
+@dataclass(frozen=True, slots=True)
+class TorchChannels:
+    """int8 weights by channel that meet a quantized input; slow, and exactly as the definition has it."""
+
+    weight: ChannelInt8Weight
+    bias: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales and bias."""
+        kept = (self.weight.codes, self.weight.scales, self.bias)
+        return sum(tensor.nbytes for tensor in kept if tensor is not None)
+
+    @property
+    def recipe(self) -> str:
+        """See ``Linear``."""
+        return "int8 weights by channel, inputs in int8 by token, torch's own product of the integers"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x`` [M, K] to [M, N]."""
+        return multiply_channels(x, self.weight, self.bias)
+
+
+_INTEGERS = (GroupedIntWeight, ChannelInt8Weight)
+
+
 class TorchKernels:
     """The oracle of every other kernel: small, and available on any machine."""
 
@@ -59,9 +86,9 @@ class TorchKernels:
     activations = (Activations.FLOAT, Activations.INT8)
 
     def refuses(self, spec: LinearSpec) -> Reasons:
-        """Takes every canonical weight in a float type; inputs as int8 for grouped integers."""
+        """Takes every canonical weight in a float type; inputs as int8 for integers."""
         reasons = [] if spec.dtype.is_floating_point else [f"computes in float types, not in {spec.dtype}"]
-        if spec.activations is Activations.INT8 and not isinstance(spec.weight, GroupedIntWeight):
+        if spec.activations is Activations.INT8 and not isinstance(spec.weight, _INTEGERS):
             reasons.append(f"{type(spec.weight).__name__} has no product with int8 inputs")
         return reasons
 
@@ -70,6 +97,8 @@ class TorchKernels:
         bias = None if bias is None else bias.to(spec.device, spec.dtype)
         if spec.activations is Activations.INT8 and isinstance(spec.weight, GroupedIntWeight):
             return _integers(spec.weight, bias)
+        if spec.activations is Activations.INT8 and isinstance(spec.weight, ChannelInt8Weight):
+            return TorchChannels(spec.weight, bias)
         weight = dequantize(spec.weight, spec.dtype).to(spec.device)
         type_name = str(spec.dtype).removeprefix("torch.")
         return TorchLinear(

@@ -59,18 +59,36 @@ def transform_input(x: Tensor, transform: InputTransform | None) -> Tensor:
         case Scale(factor):
             return x * factor.to(x.dtype)
         case BlockHadamard(block):
-            return (x.view(len(x), -1, block) @ hadamard(block, x)).view_as(x)
+            return rotate(x, block).to(x.dtype)
 
 
-def hadamard(size: int, like: Tensor) -> Tensor:
-    """The normalised Hadamard matrix [size, size], in type and on the device of ``like``."""
-    if size < 1 or size & (size - 1):
-        raise ValueError(f"a Hadamard matrix needs a power of two, not {size}")
-    matrix = like.new_ones((1, 1))
-    while len(matrix) < size:
-        # [[H, H], [H, -H]], by products because this file imports no torch
-        matrix = like.new_tensor([[1.0, 1.0], [1.0, -1.0]]).kron(matrix)
-    return matrix / math.sqrt(size)
+def fold_transform(matrix: Tensor, transform: InputTransform | None) -> Tensor:
+    """The matrix [N, K] that needs no transform of its input to give what ``matrix`` gives with one."""
+    if not isinstance(transform, Permute):
+        return transform_input(matrix, transform)  # scales and rotations are their own transposes
+    folded = matrix.new_empty(matrix.shape)
+    folded[:, transform.index] = matrix
+    return folded
+
+
+def rotate(x: Tensor, block: int) -> Tensor:
+    """Each run of ``block`` columns of ``x`` [M, K] times the normalised Hadamard matrix, in float32.
+
+    Butterflies at distances 1, 2, 4, ..., the norm last: every rounding is defined, so kernels can give the
+    same bits, and a row's are the same in any company.
+    """
+    if block < 1 or block & (block - 1):
+        raise ValueError(f"a Hadamard matrix needs a power of two, not {block}")
+    values = x.float()
+    distance = 1
+    while distance < block:
+        pairs = values.reshape(len(x), -1, 2, distance)
+        low, high = pairs[:, :, 0], pairs[:, :, 1]
+        values = pairs.new_empty(pairs.shape)
+        values[:, :, 0] = low + high
+        values[:, :, 1] = low - high
+        distance *= 2
+    return (values * (1 / math.sqrt(block))).view(x.shape) if block > 1 else values
 
 
 def _grouped_in_pieces(weight: GroupedIntWeight, dtype: torch.dtype) -> Tensor:

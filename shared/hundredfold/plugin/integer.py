@@ -12,6 +12,9 @@
 
 4. The bias is added last, and the result rounded to the compute type.
 
+``Activations.INT8`` for an int8 weight by channel: the input after the weight's transform, in float32,
+becomes int8 by row, and ``y = float(sum(c * q)) * (ws * xs) + bias``, the sum exact, all else rounded.
+
 Only methods of the tensors that are passed in are used, so that importing this does not import torch.
 """
 
@@ -20,7 +23,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hundredfold.plugin.weights import GroupedIntWeight, Zero
+from hundredfold.plugin.dequantize import rotate, transform_input
+from hundredfold.plugin.weights import BlockHadamard, ChannelInt8Weight, GroupedIntWeight, Zero
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,9 +54,10 @@ def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     top = cut.abs().amax(2)
     finite = top < float("inf")  # false for NaN as well
     used = finite & (top >= SMALLEST)
-    ratio = (LARGEST_CODE / top).where(used, 0.0)
+    limit = top.new_tensor(float(LARGEST_CODE))  # torch divides a plain number by way of a rounded reciprocal
+    ratio = (limit / top).where(used, 0.0)
     codes = (cut.where(used[:, :, None], 0.0) * ratio[:, :, None]).round().char()
-    scales = (top / LARGEST_CODE).where(used, 0.0).where(finite, float("nan"))
+    scales = (top / limit).where(used, 0.0).where(finite, float("nan"))
     return codes.view(rows, -1)[:, :columns], scales
 
 
@@ -113,6 +118,19 @@ def multiply_grouped(x: Tensor, terms: GroupedTerms, bias: Tensor | None) -> Ten
         if terms.offsets is not None:
             acc = _fma(terms.offsets[:, group], inputs.sum(1, keepdim=True).float() * scale, acc)
     return (acc if bias is None else acc + bias.float()).to(x.dtype)
+
+
+def multiply_channels(x: Tensor, weight: ChannelInt8Weight, bias: Tensor | None) -> Tensor:
+    """``x`` [M, K], before the weight's transform, to [M, N] of its type."""
+    transform = weight.transform
+    if isinstance(transform, BlockHadamard):
+        inputs = rotate(x, transform.block)
+    else:
+        inputs = transform_input(x, transform).float()
+    codes, scales = quantize_rows(inputs, x.shape[1])
+    sums = (codes.double() @ weight.codes.double().T).float()  # float64 holds every sum exactly
+    y = sums * (weight.scales * scales)
+    return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
 def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
