@@ -94,6 +94,7 @@ def result_message(result: StepResult) -> worker_pb2.ExecuteResponse:
         num_computed_tokens=result.num_computed.tolist(),
         num_output_tokens=result.num_outputs.tolist(),
         token_ids=result.token_ids.tolist(),
+        num_drafted_tokens=result.num_drafted.tolist(),
         step_us=result.step_us,
         idle_us=result.idle_us,
     )

@@ -68,6 +68,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             info.max_num_seqs = facts.limits.max_num_seqs
             info.max_num_batched_tokens = facts.limits.max_num_batched_tokens
             info.max_draft_tokens = facts.limits.max_draft_tokens
+            info.max_draft_rows = facts.limits.max_draft_rows
             info.sliding_window = facts.limits.sliding_window or 0
         return info
 

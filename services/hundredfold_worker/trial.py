@@ -5,6 +5,8 @@ Slots and cache are thrown away afterwards, so nothing of them can reach a reque
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +34,10 @@ _EVERYTHING = SamplingParams(
 )
 _WARM_ROWS = (1, 2, 4, 8, 16, 32)
 _WARM_PROMPT = 16
+_TIMED_ROWS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+_TIMED_ROUNDS = 3
+"""The best counts: what else the machine did is not the step's."""
+_TIMED_CONTEXT = 128
 _LOADED_ROWS = 8
 """Rows that ask for everything; sampling takes memory by the row, not by the step."""
 _PIECE = 32
@@ -73,6 +79,23 @@ class Trial:
             if rows <= min(self._limits.max_num_seqs, self._limits.max_num_batched_tokens):
                 self._run([self._sequence(slot, prompt, 1, _GREEDY) for slot in range(rows)], [1] * rows)
 
+    def step_seconds(self, num_drafts: int) -> tuple[list[int], list[float]]:
+        """Numbers of positions, ascending from 1, and seconds of steps that compute so many: the first ones
+        in a row with drafts, larger ones in rows of one token.
+        """
+        limits = self._limits
+        length = min(_TIMED_CONTEXT, limits.max_model_len - num_drafts - 1, limits.max_num_batched_tokens)
+        most_rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        drafts = list(range(min(num_drafts, limits.max_num_batched_tokens - 1) + 1))
+        rows = [count for count in _TIMED_ROWS if drafts[-1] + 1 < count <= most_rows]
+        kinds = [(1, count) for count in drafts] + [(count, 0) for count in rows]
+        best = [math.inf] * len(kinds)
+        for _ in range(_TIMED_ROUNDS):
+            for i, (num_rows, count) in enumerate(kinds):
+                sequences = [self._sequence(slot, length, 1, _GREEDY) for slot in range(num_rows)]
+                best[i] = min(best[i], self._run(sequences, [1] * num_rows, count))
+        return [num_rows + count for num_rows, count in kinds], best
+
     def _widest(self) -> tuple[list[NewSequence], list[int]]:
         """One prompt that is scored, one that fills the step up, and a token for each other seat."""
         limits = self._limits
@@ -88,7 +111,8 @@ class Trial:
             params[1] = _GREEDY
         return [self._sequence(slot, take, take, params[slot]) for slot, take in enumerate(takes)], takes
 
-    def _run(self, sequences: list[NewSequence], takes: list[int]) -> None:
+    def _run(self, sequences: list[NewSequence], takes: list[int], num_drafts: int = 0) -> float:
+        """Seconds of a step in which each row also tries so many drafts."""
         slots = np.arange(len(sequences), dtype=np.int64)
         plan = StepPlan(
             1, new_sequences=tuple(sequences), slots=slots, num_tokens=np.array(takes, dtype=np.int64)
@@ -96,15 +120,18 @@ class Trial:
         self._table.clear()
         apply_plan(self._table, plan)
         outcome = Outcome(plan, self._table)
+        whole = Pass(slots, slots, plan.num_tokens, np.full_like(slots, num_drafts))
+        begun = time.perf_counter()
         try:
             with torch.inference_mode():
-                for part in split_passes(Pass(slots, slots, plan.num_tokens), self._table):
+                for part in split_passes(whole, self._table):
                     self._runner.run(part, outcome)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise StartError(
                 f"a step of {sum(takes)} tokens in {len(takes)} sequences does not fit into memory: lower "
                 "max_num_batched_tokens or max_num_seqs"
             ) from error
+        return time.perf_counter() - begun
 
     def _sequence(self, slot: int, length: int, take: int, params: SamplingParams) -> NewSequence:
         """A prompt of ``length`` tokens, of which the last ``take`` are still to be computed."""

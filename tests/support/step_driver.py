@@ -42,6 +42,8 @@ class StepDriver:
     engine: Engine
     chunk: int = 1 << 30
     """Most known tokens that a row computes in a step."""
+    drafts: int = 0
+    """Draft tokens that each row may try."""
     tracks: dict[int, Track] = field(default_factory=dict)
     step: int = 0
     pending_new: list[NewSequence] = field(default_factory=list)
@@ -80,6 +82,7 @@ class StepDriver:
                     for t in (self.tracks[s] for s in picked)
                 ]
             ),
+            num_draft_tokens=ints([self.drafts] * len(picked) if self.drafts else []),
         )
         self.pending_release, self.pending_new = [], []
         return plan

@@ -141,6 +141,11 @@ def _check_rows(table: SlotTable, plan: StepPlan) -> None:
     idle &= table.sampling.num_candidates[slots] > 0
     if idle.any():
         raise BrokenPlan(f"row {int(idle.argmax())} names a beam whose tokens are all computed")
+    beams = plan.num_draft_tokens * table.sampling.num_candidates[slots[: len(plan.num_draft_tokens)]]
+    if beams.any():
+        raise BrokenPlan(
+            f"row {int(beams.argmax())} may draft for a beam, whose next ids are the scheduler's to choose"
+        )
     reach = table.computed[slots] + np.minimum(wanted, table.length[slots] - table.computed[slots])
     if len(plan.num_draft_tokens):
         reach = reach + plan.num_draft_tokens

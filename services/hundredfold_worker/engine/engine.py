@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,9 +13,10 @@ from hundredfold_worker.engine.apply import apply_plan
 from hundredfold_worker.engine.batch import send
 from hundredfold_worker.engine.outcome import Outcome
 from hundredfold_worker.engine.passes import Pass, split_passes
-from hundredfold_worker.engine.plan import StepPlan, StepResult
+from hundredfold_worker.engine.plan import Ints, StepPlan, StepResult
 from hundredfold_worker.engine.run_pass import PassRunner, StepTimes
-from hundredfold_worker.engine.slots import RUNNING, EngineLimits, SlotTable
+from hundredfold_worker.engine.slots import EMPTY, RUNNING, EngineLimits, SlotTable
+from hundredfold_worker.engine.speculation import Speculation
 from hundredfold_worker.failures import BrokenPlan, FailureCode, FatalDeviceError, RequestFailure
 from hundredfold_worker.model import LoadedModel, PagedCache
 
@@ -29,13 +30,24 @@ class EngineTotals:
     steps: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
+    drafted_tokens: int = 0
+    """Draft tokens that were tried."""
+    accepted_tokens: int = 0
+    """Output tokens that came beyond the first of their row and step: drafts that were right."""
     failed_sequences: int = 0
 
 
 class Engine:
     """Holds the sequences of one scheduler over one cache, and computes what its plans say."""
 
-    def __init__(self, model: LoadedModel, cache: PagedCache, limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        cache: PagedCache,
+        limits: EngineLimits,
+        speculation: Speculation | None = None,
+    ) -> None:
+        self._speculation = speculation
         self._device = model.device
         self._cache = cache
         self._table = SlotTable(limits)
@@ -60,6 +72,8 @@ class Engine:
 
     def reset(self) -> None:
         """Forget every sequence; the next plan is step 1."""
+        if self._speculation is not None:
+            self._speculation.forget(np.flatnonzero(self._table.state != EMPTY))
         self._table.clear()
         self._last_step = 0
 
@@ -76,6 +90,8 @@ class Engine:
         self._last_step = plan.step
         with torch.inference_mode():
             apply_plan(self._table, plan)
+            if self._speculation is not None and len(plan.released_slots):
+                self._speculation.forget(plan.released_slots)
             if len(plan.copy_sources):
                 self._cache.copy_blocks(
                     send(plan.copy_sources, self._device), send(plan.copy_destinations, self._device)
@@ -86,6 +102,9 @@ class Engine:
         self._runner.times.total_s += elapsed
         result = outcome.result(round(elapsed * 1e6), idle_us)
         self.totals.output_tokens += len(result.token_ids)
+        if len(result.num_drafted):
+            self.totals.drafted_tokens += int(result.num_drafted.sum())
+            self.totals.accepted_tokens += int(np.maximum(result.num_outputs - 1, 0).sum())
         self.totals.failed_sequences += len(result.failures)
         return result
 
@@ -101,32 +120,50 @@ class Engine:
         if len(rows):
             slots = plan.slots[rows]
             takes = np.minimum(plan.num_tokens[rows], table.length[slots] - table.computed[slots])
-            self.totals.computed_tokens += int(takes.sum())
-            for part in split_passes(Pass(rows, slots, takes), table):
-                self._run(part, outcome)
+            allowed = plan.num_draft_tokens[rows] if len(plan.num_draft_tokens) else None
+            self._advance(Pass(rows, slots, takes, np.zeros_like(takes)), allowed, outcome)
         return outcome
 
+    def _advance(self, whole: Pass, allowed: Ints | None, outcome: Outcome) -> None:
+        """Compute the rows of a step, and at most ``allowed`` int64[n] drafts behind them."""
+        table, speculation = self._table, self._speculation
+        if speculation is not None and allowed is not None:
+            whole = replace(whole, drafts=speculation.draft(table, whole.slots, whole.takes, allowed))
+        self.totals.computed_tokens += int(whole.takes.sum() + whole.drafts.sum())
+        begun = time.perf_counter()
+        for part in split_passes(whole, table):
+            self._run(part, outcome)
+        if speculation is not None and allowed is not None:
+            speculation.learn(table, time.perf_counter() - begun)
+
     def _run(self, part: Pass, outcome: Outcome) -> None:
-        """Run a pass; when it fails, halve it until the rows at fault are alone."""
+        """Run a pass; when it fails, try it without drafts, then halve it until the rows at fault are alone.
+        Rows that had advanced by then keep what they have, and go on with the next step.
+        """
         part = part.living(self._table)
         if not len(part.rows):
             return
+        before = self._table.computed[part.slots]
         try:
             self._runner.run(part, outcome)
         except Exception as error:
             if isinstance(error, torch.AcceleratorError) and not isinstance(error, torch.OutOfMemoryError):
                 raise FatalDeviceError(f"the device failed: {error}") from error
-            self._isolate(part, outcome, error)
+            self._isolate(part.chosen(self._table.computed[part.slots] == before), outcome, error)
 
     def _isolate(self, part: Pass, outcome: Outcome, error: Exception) -> None:
         out_of_memory = _is_out_of_memory(error)
         if out_of_memory and self._device.type == "cuda":
             torch.cuda.empty_cache()
+        if part.drafts.any() or not len(part.rows):
+            log.warning("a step with drafts failed", rows=len(part.rows), error=_kind(error))
+            self._run(replace(part, drafts=np.zeros_like(part.drafts)), outcome)
+            return
         if len(part.rows) > 1:
             log.warning("a step failed, its rows are tried apart", rows=len(part.rows), error=_kind(error))
             half = len(part.rows) // 2
-            self._run(part.between(0, half), outcome)
-            self._run(part.between(half, len(part.rows)), outcome)
+            self._run(part.chosen(slice(half)), outcome)
+            self._run(part.chosen(slice(half, None)), outcome)
             return
         slot = int(part.slots[0])
         log.exception("a sequence failed", sequence=int(self._table.sequence_id[slot]), error=_kind(error))

@@ -26,16 +26,21 @@ class Outcome:
         self._plan = plan
         self._table = table
         self._num_outputs: Ints = np.zeros(len(plan.slots), dtype=np.int64)
-        self._token_ids: Ints = np.zeros(len(plan.slots), dtype=np.int64)
+        self._num_drafted: Ints = np.zeros(len(plan.slots), dtype=np.int64)
+        self._sampled: list[tuple[Ints, Ints]] = []
         self._ends: list[RowEnd] = []
         self._failures: list[RowFailure] = []
         self._scores: list[RowScores] = []
         self._candidates: list[RowCandidates] = []
 
     def sampled(self, rows: Ints, token_ids: Ints) -> None:
-        """Each row has a new output id."""
-        self._num_outputs[rows] = 1
-        self._token_ids[rows] = token_ids
+        """Each row has a new output id, the one after those told before."""
+        self._num_outputs[rows] += 1
+        self._sampled.append((rows, token_ids))
+
+    def drafted(self, rows: Ints, num_drafts: Ints) -> None:
+        """Each row has tried so many draft tokens."""
+        self._num_drafted[rows] = num_drafts
 
     def ended(self, row: int, reason: EndReason, stop_token_id: int | None = None) -> None:
         """A row's sequence is complete."""
@@ -61,7 +66,8 @@ class Outcome:
             step=self._plan.step,
             num_computed=self._table.computed[self._plan.slots],
             num_outputs=self._num_outputs,
-            token_ids=self._token_ids[self._num_outputs > 0],
+            token_ids=self._token_ids(),
+            num_drafted=self._num_drafted if self._num_drafted.any() else self._num_drafted[:0],
             ends=tuple(self._ends),
             failures=tuple(self._failures),
             scores=tuple(self._scores),
@@ -69,3 +75,11 @@ class Outcome:
             step_us=step_us,
             idle_us=idle_us,
         )
+
+    def _token_ids(self) -> Ints:
+        """All new ids, row by row."""
+        if not self._sampled:
+            return np.zeros(0, dtype=np.int64)
+        rows = np.concatenate([rows for rows, _ in self._sampled])
+        ids: Ints = np.concatenate([ids for _, ids in self._sampled])
+        return ids[np.argsort(rows, kind="stable")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,15 +21,17 @@ class Pass:
     slots: Ints
     takes: Ints
     """int64[n], known tokens that each row computes, at least 1."""
+    drafts: Ints
+    """int64[n], draft tokens that each row tries behind its last known one, where they lie in the table."""
 
-    def between(self, start: int, end: int) -> Pass:
-        """Some of the rows."""
-        return Pass(self.rows[start:end], self.slots[start:end], self.takes[start:end])
+    def chosen(self, which: Any) -> Pass:
+        """Some of the rows, by a slice or a mask."""
+        return Pass(self.rows[which], self.slots[which], self.takes[which], self.drafts[which])
 
     def living(self, table: SlotTable) -> Pass:
         """The rows whose sequence still goes on."""
         alive = table.state[self.slots] == RUNNING
-        return self if alive.all() else Pass(self.rows[alive], self.slots[alive], self.takes[alive])
+        return self if alive.all() else self.chosen(alive)
 
 
 def num_scored(table: SlotTable, slots: Ints, takes: Ints) -> Ints:
@@ -39,12 +42,19 @@ def num_scored(table: SlotTable, slots: Ints, takes: Ints) -> Ints:
     return scored
 
 
+def spare_logits(table: SlotTable, slots: Ints, takes: Ints) -> int:
+    """Logits rows that a pass over all of these rows leaves for drafts; below 1 for none."""
+    return table.limits.max_logit_rows - len(slots) - int(num_scored(table, slots, takes).sum())
+
+
 def split_passes(whole: Pass, table: SlotTable) -> Iterator[Pass]:
-    """Cut a step into passes of at most ``max_logit_rows`` logits; each is run before the next is cut."""
-    limit = table.limits.max_logit_rows
-    if int(num_scored(table, whole.slots, whole.takes).sum()) + len(whole.rows) <= limit:
+    """Cut a step into passes of at most ``max_logit_rows`` logits; each is run before the next is cut. Where
+    one is not enough, nobody may draft.
+    """
+    if spare_logits(table, whole.slots, whole.takes) >= int(whole.drafts.sum()):
         yield whole
         return
+    limit = table.limits.max_logit_rows
     left = whole.takes.copy()
     while left.any():
         needs = num_scored(table, whole.slots, left)
@@ -55,5 +65,5 @@ def split_passes(whole: Pass, table: SlotTable) -> Iterator[Pass]:
             takes[i] = left[i] if needs[i] <= budget else budget
             budget -= min(int(needs[i]), budget)
         chosen = takes > 0
-        yield Pass(whole.rows[chosen], whole.slots[chosen], takes[chosen])
+        yield Pass(whole.rows[chosen], whole.slots[chosen], takes[chosen], np.zeros_like(takes[chosen]))
         left -= takes

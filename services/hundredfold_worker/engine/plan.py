@@ -122,6 +122,8 @@ class StepResult:
     """int64[rows]: new output ids."""
     token_ids: Ints
     """int64[sum of num_outputs], row by row."""
+    num_drafted: Ints = field(default_factory=lambda: _NONE)
+    """int64[rows]: draft tokens tried; empty when none were."""
     ends: tuple[RowEnd, ...] = ()
     failures: tuple[RowFailure, ...] = ()
     scores: tuple[RowScores, ...] = ()

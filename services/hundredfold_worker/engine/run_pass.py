@@ -51,16 +51,20 @@ class PassRunner:
         self.times = StepTimes()
 
     def run(self, part: Pass, outcome: Outcome) -> None:
-        """Compute the pass. Whatever raises does so before a slot has changed: it can be tried again."""
+        """Compute the pass. What raises before a row has got a token has not changed its slot: such rows can
+        be tried again.
+        """
         table, times = self._table, self.times
         begun = time.perf_counter()
-        batch = build_batch(table, part.slots, part.takes, self._model.device)
+        batch = build_batch(table, part.slots, part.takes + part.drafts, self._model.device)
         complete = table.computed[part.slots] + part.takes == table.length[part.slots]
         num_outputs = table.num_outputs(part.slots)
         draws = complete & (num_outputs < table.sampling.max_tokens[part.slots])
         scored = num_scored(table, part.slots, part.takes)
-        drawn = np.flatnonzero(draws)
-        logits_at = (batch.starts + part.takes - 1)[drawn]
+        rounds = _rounds(np.flatnonzero(draws), part.drafts)
+        lasts = batch.starts + part.takes - 1
+        logits_at = np.concatenate([lasts[members] + depth for depth, members in enumerate(rounds)])
+        num_drawn = len(logits_at)
         if scored.any():
             logits_at = np.concatenate([logits_at, _run_lengths(batch.starts, scored)])
         built = time.perf_counter()
@@ -68,22 +72,65 @@ class PassRunner:
             batch.token_ids, batch.attention, self._cache, send(logits_at, self._model.device)
         )
         forwarded = time.perf_counter()
+        drawn = rounds[0]
         sampled = self._sampler.sample(
             logits[: len(drawn)], part.slots[drawn], num_outputs[drawn], table.tokens_of
         )
         failed = {int(drawn[i]): failure for i, failure in sampled.failures.items()}
-        scores = self._score_prompts(part, scored, logits[len(drawn) :], failed) if scored.any() else []
-        scores += [
-            RowScores(int(part.rows[drawn[i]]), int(table.length[part.slots[drawn[i]]]), found)
-            for i, found in sampled.scores.items()
-        ]
+        scores = self._score_prompts(part, scored, logits[num_drawn:], failed) if scored.any() else []
+        scores += self._scores(part, drawn, sampled)
         sampled_at = time.perf_counter()
         self._report(part, failed, scores, outcome)
-        self._commit(part, failed, complete, draws, sampled, outcome)
+        good = np.ones(len(part.rows), dtype=np.bool_)
+        good[list(failed)] = False
+        table.computed[part.slots[good]] += part.takes[good]
+        for row in part.rows[complete & ~draws & good].tolist():  # only scored, nothing to draw
+            outcome.ended(row, EndReason.LENGTH)
+        going_on = self._commit(part, drawn, good[drawn], sampled, outcome)
         times.batch_s += built - begun
         times.forward_s += forwarded - built
         times.sample_s += sampled_at - forwarded
         times.commit_s += time.perf_counter() - sampled_at
+        if len(rounds) > 1:
+            outcome.drafted(part.rows, part.drafts)
+            self._verify(part, rounds, going_on, logits, outcome)
+            times.sample_s += time.perf_counter() - sampled_at
+
+    def _verify(
+        self, part: Pass, rounds: list[Ints], going_on: NDArray[np.bool_], logits: Tensor, outcome: Outcome
+    ) -> None:
+        """Draw behind each draft that was right, one position after the other: by then the history is what it
+        would be without drafts, so whatever decides a token decides the same one.
+
+        A draft that is right is a token of the answer, computed already. What goes wrong behind the first
+        token is left to the next step, where it comes at the front.
+        """
+        table = self._table
+        start = len(rounds[0])
+        for members in rounds[1:]:
+            drawn = members[going_on[members]]
+            if not len(drawn):
+                return
+            at = start + np.flatnonzero(going_on[members])
+            start += len(members)
+            slots = part.slots[drawn]
+            sampled = self._sampler.sample(
+                logits[send(at, logits.device)], slots, table.num_outputs(slots), table.tokens_of
+            )
+            good = np.ones(len(drawn), dtype=np.bool_)
+            good[list(sampled.failures)] = False
+            for found in self._scores(part, drawn, sampled):
+                outcome.scored(found)
+            table.computed[slots[good]] += 1
+            going_on = self._commit(part, drawn, good, sampled, outcome)
+
+    def _scores(self, part: Pass, drawn: Ints, sampled: Sampled) -> list[RowScores]:
+        """Scores of the tokens drawn for ``drawn``, rows of the pass."""
+        table = self._table
+        return [
+            RowScores(int(part.rows[drawn[i]]), int(table.length[part.slots[drawn[i]]]), found)
+            for i, found in sampled.scores.items()
+        ]
 
     def _score_prompts(
         self, part: Pass, scored: Ints, logits: Tensor, failed: dict[int, RequestFailure]
@@ -119,35 +166,37 @@ class PassRunner:
                 outcome.scored(found)
 
     def _commit(
-        self,
-        part: Pass,
-        failed: dict[int, RequestFailure],
-        complete: NDArray[np.bool_],
-        drawn: NDArray[np.bool_],
-        sampled: Sampled,
-        outcome: Outcome,
-    ) -> None:
+        self, part: Pass, drawn: Ints, good: NDArray[np.bool_], sampled: Sampled, outcome: Outcome
+    ) -> NDArray[np.bool_]:
+        """Take in what was drawn for ``drawn``, rows of the pass, where it is ``good``. Returns bool[n]: rows
+        of the pass that go on and whose token is the draft that was tried at its place.
+        """
         table, sampling = self._table, self._table.sampling
-        good = np.ones(len(part.rows), dtype=np.bool_)
-        good[list(failed)] = False
-        table.computed[part.slots[good]] += part.takes[good]
         for i, candidates in sampled.candidates.items():
-            place = int(np.flatnonzero(drawn)[i])
-            if good[place]:
-                outcome.searched(int(part.rows[place]), candidates)
-        kept = drawn & good & (sampling.num_candidates[part.slots] == 0)
-        rows, slots, token_ids = part.rows[kept], part.slots[kept], sampled.token_ids[kept[drawn]]
+            if good[i]:
+                outcome.searched(int(part.rows[drawn[i]]), candidates)
+        kept = good & (sampling.num_candidates[part.slots[drawn]] == 0)
+        members, token_ids = drawn[kept], sampled.token_ids[kept]
+        rows, slots = part.rows[members], part.slots[members]
+        going_on = np.zeros(len(part.rows), dtype=np.bool_)
+        going_on[members] = table.ids[slots, table.length[slots]] == token_ids
         table.append(slots, token_ids)
         outcome.sampled(rows, token_ids)
         stops = sampling.is_stop(slots, token_ids)
         full = table.num_outputs(slots) >= sampling.max_tokens[slots]
         for i in np.flatnonzero(stops | full).tolist():
+            going_on[members[i]] = False
             if stops[i]:
                 outcome.ended(int(rows[i]), EndReason.STOP, int(token_ids[i]))
             else:
                 outcome.ended(int(rows[i]), EndReason.LENGTH)
-        for row in part.rows[complete & ~drawn & good].tolist():  # only scored, nothing to draw
-            outcome.ended(row, EndReason.LENGTH)
+        return going_on
+
+
+def _rounds(drawn: Ints, drafts: Ints) -> list[Ints]:
+    """Rows of a pass that draw: first all of ``drawn``, then those that may go on behind 1, 2, … drafts."""
+    deepest = int(drafts.max()) if len(drafts) else 0
+    return [drawn, *(drawn[drafts[drawn] >= depth] for depth in range(1, deepest + 1))]
 
 
 def _run_lengths(starts: Ints, counts: Ints) -> Ints:

@@ -32,6 +32,9 @@ class EngineLimits:
     num_blocks: int
     vocab_size: int
     max_draft_tokens: int = 0
+    """Draft tokens that one row can try."""
+    max_draft_rows: int = 0
+    """Decoding rows beyond which a step is faster without drafts, however many are right."""
     sliding_window: int | None = None
     """Tokens that a token sees in every layer; ``None`` when some layer sees all."""
 

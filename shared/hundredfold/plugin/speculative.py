@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hundredfold.plugin.reasons import Reasons
 
@@ -17,6 +20,8 @@ class SpeculationSpec:
     max_model_len: int
     max_num_seqs: int
     num_speculative_tokens: int
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What the operator tells the strategy; one that it does not know is a reason to refuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +30,8 @@ class DraftRequest:
 
     slot: int
     """Stable while the sequence lives."""
-    token_ids: Sequence[int]
-    """Prompt and output so far."""
+    token_ids: NDArray[np.int32]
+    """int32[n], prompt and output so far; the worker's own memory, not to be kept nor written."""
     max_draft_tokens: int
 
 
@@ -37,7 +42,9 @@ class Drafter(Protocol):
         """Drafts for each request, at most its ``max_draft_tokens``; an empty list for none."""
 
     def observe(self, slot: int, proposed: int, accepted: int) -> None:
-        """What became of the last proposal of a slot."""
+        """What became of the last proposal of a slot: of its first ``proposed`` tokens so many were right,
+        whether the target was asked for them or only drew them by itself.
+        """
 
     def forget(self, slot: int) -> None:
         """The slot's sequence is gone."""

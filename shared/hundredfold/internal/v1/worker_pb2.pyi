@@ -44,6 +44,7 @@ class GetWorkerInfoResponse(google.protobuf.message.Message):
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: builtins.int
     MAX_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
     SLIDING_WINDOW_FIELD_NUMBER: builtins.int
+    MAX_DRAFT_ROWS_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of this protocol."""
     incarnation: builtins.str
@@ -72,6 +73,8 @@ class GetWorkerInfoResponse(google.protobuf.message.Message):
     """Tokens that a token sees in every layer, itself included; 0 when some layer sees all. Blocks before that may
     be given to others while a sequence's table still names them: the worker does not read them.
     """
+    max_draft_rows: builtins.int
+    """Decoding rows beyond which a step is faster without drafts, however many are right."""
     def __init__(
         self,
         *,
@@ -88,8 +91,9 @@ class GetWorkerInfoResponse(google.protobuf.message.Message):
         max_num_batched_tokens: builtins.int = ...,
         max_draft_tokens: builtins.int = ...,
         sliding_window: builtins.int = ...,
+        max_draft_rows: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "incarnation", b"incarnation", "max_draft_tokens", b"max_draft_tokens", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model_fingerprint", b"model_fingerprint", "num_blocks", b"num_blocks", "protocol_version", b"protocol_version", "ready", b"ready", "sliding_window", b"sliding_window", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "incarnation", b"incarnation", "max_draft_rows", b"max_draft_rows", "max_draft_tokens", b"max_draft_tokens", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model_fingerprint", b"model_fingerprint", "num_blocks", b"num_blocks", "protocol_version", b"protocol_version", "ready", b"ready", "sliding_window", b"sliding_window", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___GetWorkerInfoResponse = GetWorkerInfoResponse
 

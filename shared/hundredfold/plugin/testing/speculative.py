@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hundredfold.plugin import DraftRequest, SpeculationSpec, SpeculativePlugin
 from hundredfold.plugin.testing.report import Report, check_plugin, checked_reasons, require
 
@@ -22,7 +24,9 @@ def check_speculative(plugin: SpeculativePlugin, spec: SpeculationSpec = _SPEC) 
         2: [n % spec.vocab_size for n in range(spec.max_model_len - 1)],
     }
     for limit in (spec.num_speculative_tokens, 1, 0):
-        requests = [DraftRequest(slot, ids, limit) for slot, ids in sequences.items()]
+        requests = [
+            DraftRequest(slot, np.array(ids, dtype=np.int32), limit) for slot, ids in sequences.items()
+        ]
         drafts = drafter.propose(requests)
         require(
             len(drafts) == len(requests),
@@ -38,10 +42,10 @@ def check_speculative(plugin: SpeculativePlugin, spec: SpeculationSpec = _SPEC) 
                 f"{plugin.name}: drafts {draft} leave the vocabulary of {spec.vocab_size}",
             )
             drafter.observe(request.slot, len(draft), len(draft) // 2)
-            sequences[request.slot] = [*request.token_ids, *draft[:1]]
+            sequences[request.slot] += draft[:1]
     for slot in sequences:
         drafter.forget(slot)
     require(drafter.propose([]) == [], f"{plugin.name}: drafts for nobody")
-    fresh = drafter.propose([DraftRequest(0, [5], spec.num_speculative_tokens)])
+    fresh = drafter.propose([DraftRequest(0, np.array([5], dtype=np.int32), spec.num_speculative_tokens)])
     require(len(fresh) == 1, f"{plugin.name}: no answer for a slot that was forgotten and given away again")
     return Report(accepted=[case])
