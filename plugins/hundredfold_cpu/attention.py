@@ -15,13 +15,15 @@ from hundredfold.plugin import (
     Encoding,
     KVCacheSpec,
     LayerCache,
+    NativeCall,
     Reasons,
     own_cache,
 )
 from hundredfold_cpu.elementwise import SUFFIXES
 from hundredfold_cpu.library import INT, POINTER, Variant, best
 from hundredfold_cpu.paged_cache import DTYPES, LANES, CpuLayerCache, bytes_per_block
-from hundredfold_cpu.tiles import Scratch, Step, prepare_step
+from hundredfold_cpu.program import kept_call
+from hundredfold_cpu.tiles import Scratch, Step, StepRecord, prepare_step
 
 LONG = 1 << 24
 """Products of a query with a key from which on other Python threads may run during a call."""
@@ -88,6 +90,11 @@ class CpuAttention:
         pairs = sum(q * k for q, k in zip(batch.query_lens, batch.seq_lens, strict=True))
         return CpuPlannedAttention(batch, cache, self._scratch, self._kernel(cache, encoding, pairs))
 
+    def capturing(self, cache: KVCacheSpec, encoding: Encoding) -> CpuCapturedAttention:
+        """See ``hundredfold.plugin.CapturingAttention``."""
+        name = f"attention_{SUFFIXES[cache.dtype]}_{SUFFIXES[DTYPES[encoding]]}"
+        return CpuCapturedAttention(self._variant, name, cache, self._scratch)
+
     def _kernel(self, cache: KVCacheSpec, encoding: Encoding, pairs: int) -> Callable[..., None]:
         release = pairs * cache.num_kv_heads * cache.head_dim > LONG
         key = (cache.dtype, encoding, release)
@@ -133,6 +140,37 @@ class CpuPlannedAttention:
             out.data_ptr(),
         )
         return out
+
+
+class CpuCapturedAttention:
+    """Attention of a program: layers of a kind share a record, into which each step is written anew."""
+
+    def __init__(self, variant: Variant, kernel: str, cache: KVCacheSpec, scratch: Scratch) -> None:
+        self._variant = variant
+        self._kernel = kernel
+        self._cache = cache
+        self._scratch = scratch
+        self._kinds: dict[tuple[int, int | None], tuple[AttentionSpec, StepRecord]] = {}
+        self._steps: list[Step] = []
+
+    def capture(
+        self, layer: AttentionSpec, cache: LayerCache, q: Tensor, k: Tensor, v: Tensor, out: Tensor
+    ) -> NativeCall:
+        """Heads of ``q``, ``k`` and ``v`` lie one after the other; tokens may lie apart."""
+        own = _layer(layer, own_cache(cache, CpuLayerCache), self._cache)
+        _, step = self._kinds.setdefault((layer.num_heads, layer.sliding_window), (layer, StepRecord()))
+        records = (ctypes.addressof(step), ctypes.addressof(own))
+        inputs = (q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0))
+        held = (step, own, layer, cache, q, k, v, out)
+        return kept_call(self._variant, self._kernel, *records, *inputs, out.data_ptr(), held=held)
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Once for every kind of layer."""
+        self._steps.clear()
+        for layer, record in self._kinds.values():
+            step = prepare_step(batch, self._cache, layer, self._scratch)
+            ctypes.memmove(ctypes.addressof(record), step.address, ctypes.sizeof(record))
+            self._steps.append(step)
 
 
 def _layer(layer: AttentionSpec, cache: CpuLayerCache, spec: KVCacheSpec) -> _Layer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,11 +11,13 @@ from hundredfold.plugin import (
     API_VERSION,
     Activation,
     ElementwiseSpec,
+    NativeCall,
     Reasons,
     RotaryStyle,
     Rotation,
 )
 from hundredfold_cpu.library import FLOAT, INT, POINTER, Variant, best
+from hundredfold_cpu.program import ROWS, KeptProgram, kept_call
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """What native functions are called by type of activations."""
@@ -46,18 +50,19 @@ class CpuElementwise:
 
 
 class CpuOperations:
-    """See ``hundredfold.plugin.Elementwise``."""
+    """See ``hundredfold.plugin.Elementwise`` and ``CapturingElementwise``."""
 
     def __init__(self, variant: Variant, dtype: torch.dtype) -> None:
         def function(name: str, *arguments: object):  # type: ignore[no-untyped-def]
             return variant.function(f"{name}_{SUFFIXES[dtype]}", *arguments, release=False)
 
         p, i, f = POINTER, INT, FLOAT
+        self._variant = variant
         self._dtype = dtype
-        self._rms_norm = function("rms_norm", p, i, i, i, i, i, p, f, p)
-        self._add_rms_norm = function("add_rms_norm", p, i, p, i, i, i, p, f, p)
+        self._rms_norm = function("rms_norm", p, i, i, i, i, i, p, f, p, i, i)
+        self._add_rms_norm = function("add_rms_norm", p, i, p, i, i, i, p, f, p, i)
         self._rotate = function("rotate", p, i, i, i, i, i, i, p)
-        self._gated = function("gated", p, i, i, i, i, p)
+        self._gated = function("gated", p, i, i, i, i, p, i)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Rows of two or three dimensions as they lie."""
@@ -65,9 +70,19 @@ class CpuOperations:
         out = torch.empty(x.shape, dtype=self._dtype)
         if x.dim() > 3 or x.dim() < 2 or x.stride(-1) != 1:
             x = x.reshape(-1, n).contiguous()
-        heads, head_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
+        heads, head_stride = _heads(x)
         self._rms_norm(
-            x.data_ptr(), len(x), heads, x.stride(0), head_stride, n, weight.data_ptr(), eps, out.data_ptr()
+            x.data_ptr(),
+            len(x),
+            heads,
+            x.stride(0),
+            head_stride,
+            n,
+            weight.data_ptr(),
+            eps,
+            out.data_ptr(),
+            heads * n,
+            n,
         )
         return out
 
@@ -88,6 +103,7 @@ class CpuOperations:
             weight.data_ptr(),
             eps,
             out.data_ptr(),
+            n,
         )
         return out
 
@@ -116,9 +132,57 @@ class CpuOperations:
         gate_up = _with_near_columns(gate_up)
         rows, n = len(gate_up), gate_up.shape[1] // 2
         out = torch.empty((rows, n), dtype=self._dtype)
-        self._gated(gate_up.data_ptr(), rows, gate_up.stride(0), n, _ACTIVATIONS[activation], out.data_ptr())
+        self._gated(
+            gate_up.data_ptr(), rows, gate_up.stride(0), n, _ACTIVATIONS[activation], out.data_ptr(), n
+        )
         return out
+
+    def capture_rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> NativeCall:
+        """Of tokens, or of each of their heads."""
+        (heads, head_stride), (_, out_head_stride) = _heads(x), _heads(out)
+        where = (x.data_ptr(), ROWS, heads, x.stride(0), head_stride, x.shape[-1])
+        to = (out.data_ptr(), out.stride(0), out_head_stride)
+        return self._kept("rms_norm", *where, weight.data_ptr(), eps, *to, held=(x, weight, out))
+
+    def capture_add(self, residual: Tensor, x: Tensor) -> NativeCall:
+        """Row by row."""
+        both = (residual.data_ptr(), residual.stride(0), x.data_ptr(), x.stride(0))
+        return self._kept("add", *both, ROWS, x.shape[1], held=(residual, x))
+
+    def capture_add_rms_norm(
+        self, residual: Tensor, x: Tensor, weight: Tensor, eps: float, out: Tensor
+    ) -> NativeCall:
+        """One pass for the sum, one for the norm, row by row."""
+        both = (residual.data_ptr(), residual.stride(0), x.data_ptr(), x.stride(0), ROWS, x.shape[1])
+        to = (out.data_ptr(), out.stride(0))
+        held = (residual, x, weight, out)
+        return self._kept("add_rms_norm", *both, weight.data_ptr(), eps, *to, held=held)
+
+    def capture_rotate(self, x: Tensor, rotation: Rotation) -> NativeCall:
+        """In place."""
+        heads = (x.data_ptr(), ROWS, x.shape[1], x.stride(0), x.stride(1))
+        pairs = int(rotation.style is RotaryStyle.PAIRS)
+        angles = rotation.angles
+        return self._kept("rotate", *heads, rotation.dim, pairs, angles.data_ptr(), held=(x, angles))
+
+    def capture_gated(self, gate_up: Tensor, activation: Activation, out: Tensor) -> NativeCall:
+        """One pass."""
+        halves = (gate_up.data_ptr(), ROWS, gate_up.stride(0), gate_up.shape[1] // 2)
+        to = (_ACTIVATIONS[activation], out.data_ptr(), out.stride(0))
+        return self._kept("gated", *halves, *to, held=(gate_up, out))
+
+    def program(self, calls: Sequence[NativeCall]) -> KeptProgram:
+        """One native call for all."""
+        return KeptProgram(calls)
+
+    def _kept(self, name: str, *arguments: object, held: Sequence[object]) -> NativeCall:
+        return kept_call(self._variant, f"{name}_{SUFFIXES[self._dtype]}", *arguments, held=held)
 
 
 def _with_near_columns(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _heads(x: Tensor) -> tuple[int, int]:
+    """How many rows a token of [tokens, n] or [tokens, heads, n] has, and how far they lie apart."""
+    return (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)

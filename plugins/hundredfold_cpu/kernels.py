@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hundredfold.plugin import API_VERSION, InputTransform, LinearSpec, Reasons
+from hundredfold.plugin import API_VERSION, InputTransform, LinearSpec, NativeCall, Reasons
 from hundredfold.plugin.dequantize import transform_input
 from hundredfold_cpu.library import INT, POINTER, Kernel, Variant, best
 from hundredfold_cpu.packed import PackedWeight, pack
+from hundredfold_cpu.program import ROWS, kept_call
 
 SHORT = 1 << 23
 """Multiplications of about a tenth of a millisecond: for fewer, the interpreter is not lent to others."""
@@ -21,6 +22,7 @@ SHORT = 1 << 23
 class CpuLinear:
     """A packed matrix and the kernel that multiplies by it, for short and for long products."""
 
+    variant: Variant
     short: Kernel
     long: Kernel
     weight: PackedWeight
@@ -43,6 +45,13 @@ class CpuLinear:
         kernel = self.short if y.numel() * self.columns < SHORT else self.long
         kernel(self.address, x.data_ptr(), x.stride(0), len(x), y.data_ptr(), self.features)
         return y
+
+    def capture(self, x: Tensor, out: Tensor) -> NativeCall | None:
+        """See ``CapturingLinear``; an input transform is torch's work."""
+        if self.transform is not None:
+            return None
+        both = (self.address, x.data_ptr(), x.stride(0), ROWS, out.data_ptr(), out.stride(0))
+        return kept_call(self.variant, "linear", *both, held=(self.weight, x, out))
 
 
 class CpuKernels:
@@ -71,6 +80,7 @@ class CpuKernels:
         weight = pack(spec.weight, bias)
         features, columns = spec.shape
         return CpuLinear(
+            variant=self._variant,
             short=self._short,
             long=self._long,
             weight=weight,

@@ -43,6 +43,10 @@ class Variant:
         """
         return _function(_library(release), f"hf_{self.isa}_{name}", arguments)
 
+    def address(self, name: str) -> int:
+        """Where the kernel ``hf_<isa>_<name>`` lies."""
+        return ctypes.cast(_library(True)[f"hf_{self.isa}_{name}"], POINTER).value or 0
+
 
 def common_function(name: str, *arguments: Any) -> Kernel:
     """The function ``hf_<name>``, of which there is one for every instruction set."""

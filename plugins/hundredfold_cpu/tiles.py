@@ -24,7 +24,7 @@ PIECE = 16
 Ints = NDArray[np.int64]
 
 
-class _Step(ctypes.Structure):
+class StepRecord(ctypes.Structure):
     """``Step`` of native/attention.cpp."""
 
     _fields_ = (
@@ -58,7 +58,7 @@ class Scratch:
 class Step:
     """A prepared step, and all that its addresses point to."""
 
-    address: object
+    address: ctypes._CArgObject
     """To pass as the kernel's argument."""
     held: tuple[object, ...]
 
@@ -87,7 +87,7 @@ def prepare_step(batch: AttentionBatch, cache: KVCacheSpec, layer: AttentionSpec
     stride = int(np.max(counts * floats, initial=1)) * group + LANES
     threads = torch.get_num_threads()
     room = scratch.take(stride * threads)
-    step = _Step(
+    step = StepRecord(
         tiles.ctypes.data,
         len(tiles),
         pieces.ctypes.data,

@@ -8,6 +8,7 @@
 // are e^(score - largest) and their sum adds keys that are equal modulo 16, then the sixteen lanes; an output column is
 // one chain over the keys. How many queries are computed together, and by which thread, changes none of these.
 #include "vec_math.h"
+#include "words.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -318,7 +319,8 @@ static void run(const Call<T, C>& call) {
   HF_EXPORT(attention_##t##_##c)(const Step* step, const Layer* layer, const T* q, int64_t q_stride, const T* k,      \
                                  int64_t k_stride, const T* v, int64_t v_stride, T* out) {                            \
     HF_ISA::run(HF_ISA::Call<T, C>{*step, *layer, q, k, v, q_stride, k_stride, v_stride, out});                       \
-  }
+  }                                                                                                                   \
+  HF_WORDS(attention_##t##_##c)
 
 HF_ATTENTION(float, f32, float, f32)
 HF_ATTENTION(float, f32, uint16_t, bf16)

@@ -2,6 +2,7 @@
 //
 // Each row is one item and its sums have one order, so that neither other rows nor threads change its bits.
 #include "vec_math.h"
+#include "words.h"
 
 namespace HF_ISA {
 
@@ -32,23 +33,36 @@ static void norm_row(const T* x, int64_t n, const float* weight, float eps, T* o
 
 template <class T>
 static void rms_norm(const T* x, int64_t tokens, int64_t heads, int64_t token_stride, int64_t head_stride, int64_t n,
-                     const float* weight, float eps, T* out) {
+                     const float* weight, float eps, T* out, int64_t out_token_stride, int64_t out_head_stride) {
   const int64_t rows = tokens * heads;
 #pragma omp parallel for schedule(dynamic, rows_at_once(rows)) if (rows * n > SERIAL)
-  for (int64_t row = 0; row < rows; ++row)
-    norm_row(x + row / heads * token_stride + row % heads * head_stride, n, weight, eps, out + row * n);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t token = row / heads, head = row % heads;
+    norm_row(x + token * token_stride + head * head_stride, n, weight, eps,
+             out + token * out_token_stride + head * out_head_stride);
+  }
+}
+
+template <class T>
+static void add_row(T* sum_of, const T* added, int64_t n) {
+  for (int64_t i = 0; i < n; i += LANES)
+    put_part(sum_of + i, add(get_part(sum_of + i, n - i), get_part(added + i, n - i)), n - i);
+}
+
+template <class T>
+static void add_rows(T* residual, int64_t residual_stride, const T* x, int64_t stride, int64_t rows, int64_t n) {
+#pragma omp parallel for schedule(dynamic, rows_at_once(rows)) if (rows * n > SERIAL)
+  for (int64_t row = 0; row < rows; ++row) add_row(residual + row * residual_stride, x + row * stride, n);
 }
 
 template <class T>
 static void add_rms_norm(T* residual, int64_t residual_stride, const T* x, int64_t stride, int64_t rows, int64_t n,
-                         const float* weight, float eps, T* out) {
+                         const float* weight, float eps, T* out, int64_t out_stride) {
 #pragma omp parallel for schedule(dynamic, rows_at_once(rows)) if (rows * n > SERIAL)
   for (int64_t row = 0; row < rows; ++row) {
     T* sum_of = residual + row * residual_stride;
-    const T* added = x + row * stride;
-    for (int64_t i = 0; i < n; i += LANES)
-      put_part(sum_of + i, add(get_part(sum_of + i, n - i), get_part(added + i, n - i)), n - i);
-    norm_row(sum_of, n, weight, eps, out + row * n);
+    add_row(sum_of, x + row * stride, n);
+    norm_row(sum_of, n, weight, eps, out + row * out_stride);
   }
 }
 
@@ -141,40 +155,52 @@ struct Gelu {
 };
 
 template <class Gate, class T>
-static void gated(const T* x, int64_t rows, int64_t stride, int64_t n, T* out) {
+static void gated(const T* x, int64_t rows, int64_t stride, int64_t n, T* out, int64_t out_stride) {
 #pragma omp parallel for schedule(dynamic, rows_at_once(rows)) if (rows * n > SERIAL)
   for (int64_t row = 0; row < rows; ++row) {
     const T *gate = x + row * stride, *up = gate + n;
+    T* own = out + row * out_stride;
     for (int64_t i = 0; i < n; i += LANES)
-      put_part(out + row * n + i, mul(Gate::open(get_part(gate + i, n - i)), get_part(up + i, n - i)), n - i);
+      put_part(own + i, mul(Gate::open(get_part(gate + i, n - i)), get_part(up + i, n - i)), n - i);
   }
 }
 
 template <class T>
-static void gated(const T* x, int64_t rows, int64_t stride, int64_t n, int64_t activation, T* out) {
-  if (activation == 0) return gated<Silu>(x, rows, stride, n, out);
-  if (activation == 1) return gated<Gelu>(x, rows, stride, n, out);
-  return gated<GeluTanh>(x, rows, stride, n, out);
+static void gated(const T* x, int64_t rows, int64_t stride, int64_t n, int64_t activation, T* out, int64_t out_stride) {
+  if (activation == 0) return gated<Silu>(x, rows, stride, n, out, out_stride);
+  if (activation == 1) return gated<Gelu>(x, rows, stride, n, out, out_stride);
+  return gated<GeluTanh>(x, rows, stride, n, out, out_stride);
 }
 
 }  // namespace HF_ISA
 
 #define HF_ELEMENTWISE(T, suffix)                                                                                      \
   HF_EXPORT(rms_norm_##suffix)(const T* x, int64_t tokens, int64_t heads, int64_t token_stride, int64_t head_stride,   \
-                               int64_t n, const float* weight, float eps, T* out) {                                    \
-    HF_ISA::rms_norm(x, tokens, heads, token_stride, head_stride, n, weight, eps, out);                                \
+                               int64_t n, const float* weight, float eps, T* out, int64_t out_token_stride,            \
+                               int64_t out_head_stride) {                                                              \
+    HF_ISA::rms_norm(x, tokens, heads, token_stride, head_stride, n, weight, eps, out, out_token_stride,               \
+                     out_head_stride);                                                                                 \
+  }                                                                                                                    \
+  HF_EXPORT(add_##suffix)(T* residual, int64_t residual_stride, const T* x, int64_t stride, int64_t rows, int64_t n) { \
+    HF_ISA::add_rows(residual, residual_stride, x, stride, rows, n);                                                   \
   }                                                                                                                    \
   HF_EXPORT(add_rms_norm_##suffix)(T* residual, int64_t residual_stride, const T* x, int64_t stride, int64_t rows,     \
-                                   int64_t n, const float* weight, float eps, T* out) {                                \
-    HF_ISA::add_rms_norm(residual, residual_stride, x, stride, rows, n, weight, eps, out);                             \
+                                   int64_t n, const float* weight, float eps, T* out, int64_t out_stride) {            \
+    HF_ISA::add_rms_norm(residual, residual_stride, x, stride, rows, n, weight, eps, out, out_stride);                 \
   }                                                                                                                    \
   HF_EXPORT(rotate_##suffix)(T* x, int64_t tokens, int64_t heads, int64_t token_stride, int64_t head_stride,           \
                              int64_t dim, int64_t pairs, const float* angles) {                                        \
     HF_ISA::rotate(x, tokens, heads, token_stride, head_stride, dim, pairs, angles);                                   \
   }                                                                                                                    \
-  HF_EXPORT(gated_##suffix)(const T* x, int64_t rows, int64_t stride, int64_t n, int64_t activation, T* out) {         \
-    HF_ISA::gated(x, rows, stride, n, activation, out);                                                                \
-  }
+  HF_EXPORT(gated_##suffix)(const T* x, int64_t rows, int64_t stride, int64_t n, int64_t activation, T* out,           \
+                            int64_t out_stride) {                                                                      \
+    HF_ISA::gated(x, rows, stride, n, activation, out, out_stride);                                                    \
+  }                                                                                                                    \
+  HF_WORDS(rms_norm_##suffix)                                                                                          \
+  HF_WORDS(add_##suffix)                                                                                               \
+  HF_WORDS(add_rms_norm_##suffix)                                                                                      \
+  HF_WORDS(rotate_##suffix)                                                                                            \
+  HF_WORDS(gated_##suffix)
 
 HF_ELEMENTWISE(float, f32)
 HF_ELEMENTWISE(uint16_t, bf16)

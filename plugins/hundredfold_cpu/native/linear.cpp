@@ -3,6 +3,7 @@
 // Each output is one chain of fused multiply-adds over ascending k, started at zero, the bias added last. How a
 // product is cut into tiles, blocks and threads, and whether weights lie dense or as codes, changes no bit of it.
 #include "tile.h"
+#include "words.h"
 
 namespace HF_ISA {
 
@@ -148,3 +149,5 @@ HF_EXPORT(linear)(const Weight* w, const float* x, int64_t x_stride, int64_t m, 
     case CODES8: return multiply_codes<CODES8>(job);
   }
 }
+
+HF_WORDS(linear)

@@ -107,9 +107,10 @@ class Builder:
         joined = weights[0] if len(weights) == 1 else join_rows(weights)
         if joined is None:
             own = zip(names, weights, biases, strict=True)
-            return Projection(tuple(self._linear(name, weight, bias) for name, weight, bias in own))
+            linears = tuple(self._linear(name, weight, bias) for name, weight, bias in own)
+            return Projection(linears, tuple(count for _, count in parts))
         present = [bias for bias in biases if bias is not None]
-        return Projection((self._linear("+".join(names), joined, _join(present)),))
+        return Projection((self._linear("+".join(names), joined, _join(present)),), (sum(rows),))
 
     def _single(self, name: str, shape: tuple[int, int], has_bias: bool) -> Linear:
         bias = self._bias(name, shape[0]) if has_bias else None

@@ -66,6 +66,8 @@ class Projection:
     """Products of one input with several weights, side by side; one product where formats could be joined."""
 
     parts: tuple[Linear, ...]
+    widths: tuple[int, ...]
+    """Output features of each part."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x`` [T, K] to [T, N of all parts]."""
@@ -142,14 +144,26 @@ class Decoder:
     attention: AttentionPlugin
     cache_planner: BackendCachePlanner
 
-    @torch.inference_mode()
+    @property
+    def hidden_size(self) -> int:
+        """Columns of a token between layers."""
+        return len(self.final_norm.weight)
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        return len(self.embedding)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """What enters the first layer, new: ``token_ids`` int64[T] to [T, hidden]."""
+        hidden = self.embedding(token_ids)
+        return hidden if self.embedding_scale == 1.0 else hidden.mul_(self.embedding_scale)
+
     def forward(
         self, token_ids: Tensor, batch: AttentionBatch, cache: PagedCache, logits_at: Tensor
     ) -> Tensor:
-        """See ``LoadedModel.forward``."""
-        hidden = self.embedding(token_ids)
-        if self.embedding_scale != 1.0:
-            hidden.mul_(self.embedding_scale)
+        """Call every operation from here. See ``LoadedModel.forward``."""
+        hidden = self.embed(token_ids)
         rotations = [table.at(batch.positions) for table in self.rotaries]
         attend: PlannedAttention = self.attention.plan(
             batch, self.cache_planner.spec, self.cache_planner.encoding
@@ -162,10 +176,7 @@ class Decoder:
             if index == last:
                 # the cache is complete; what follows is needed only where logits are
                 if not len(logits_at):
-                    return hidden.new_empty((0, len(self.embedding)), dtype=torch.float32)
+                    return hidden.new_empty((0, self.vocab_size))
                 hidden, attended = hidden.index_select(0, logits_at), attended.index_select(0, logits_at)
             delta = layer.finish(hidden, attended)
-        logits = self.head(self.final_norm.of_sum(hidden, delta)).float()
-        if self.logit_softcap is not None:
-            logits.div_(self.logit_softcap).tanh_().mul_(self.logit_softcap)
-        return logits
+        return self.head(self.final_norm.of_sum(hidden, delta))

@@ -23,6 +23,7 @@ from hundredfold_worker.model.errors import ModelLoadError
 from hundredfold_worker.model.loaded import LoadedModel, LoadOptions, PagedCache, RuntimeReport
 from hundredfold_worker.model.precision import NAMES, choose_device, choose_dtype
 from hundredfold_worker.model.rotary import RotaryTable
+from hundredfold_worker.model.runner import Runner
 from hundredfold_worker.model.selection import (
     KernelChooser,
     choose_attention,
@@ -43,6 +44,7 @@ class LoadedDecoder:
     dtype: torch.dtype
     max_model_len: int
     decoder: Decoder
+    runner: Runner
 
     @property
     def vocab_size(self) -> int:
@@ -63,7 +65,7 @@ class LoadedDecoder:
         self, token_ids: Tensor, batch: AttentionBatch, cache: PagedCache, logits_at: Tensor
     ) -> Tensor:
         """See ``LoadedModel``."""
-        return self.decoder.forward(token_ids, batch, cache, logits_at)
+        return self.runner.forward(token_ids, batch, cache, logits_at)
 
 
 def load_model(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Registry]) -> LoadedModel:
@@ -139,7 +141,7 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
         num_threads=torch.get_num_threads(),
         warnings=tuple(reader.warnings()),
     )
-    return LoadedDecoder(description, runtime, device, dtype, max_model_len, decoder)
+    return LoadedDecoder(description, runtime, device, dtype, max_model_len, decoder, Runner(decoder))
 
 
 def _max_model_len(options: LoadOptions, description: ModelDescription) -> int:

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from hundredfold.plugin import Rotation
+from hundredfold.plugin import RotaryStyle, Rotation
 from hundredfold_worker.model.description import (
     DivisorScaling,
     DynamicScaling,
@@ -111,6 +111,24 @@ class RotaryTable:
         """Bytes of the table."""
         return self._table.nbytes
 
+    @property
+    def dim(self) -> int:
+        """Leading columns of a head that rotate."""
+        return self._rotary.dim
+
+    @property
+    def style(self) -> RotaryStyle:
+        """Which columns rotate together."""
+        return self._rotary.style
+
     def at(self, positions: Tensor) -> Rotation:
         """The rotation of a step's tokens; ``positions`` int64[T]."""
-        return Rotation(self._rotary.dim, self._rotary.style, self._table.index_select(0, positions))
+        return Rotation(self.dim, self.style, self._table.index_select(0, positions))
+
+    def buffer(self, tokens: int) -> Tensor:
+        """Room for the angles of so many tokens."""
+        return self._table.new_empty((tokens, *self._table.shape[1:]))
+
+    def write(self, positions: Tensor, out: Tensor) -> None:
+        """The angles of a step's tokens into a part of a buffer."""
+        torch.index_select(self._table, 0, positions, out=out)

@@ -13,6 +13,15 @@ from hundredfold.plugin.attention import (
     PlannedAttention,
     own_cache,
 )
+from hundredfold.plugin.capture import (
+    NO_ROWS,
+    CapturedAttention,
+    CapturingAttention,
+    CapturingElementwise,
+    CapturingLinear,
+    NativeCall,
+    Program,
+)
 from hundredfold.plugin.elementwise import (
     Activation,
     Elementwise,
@@ -63,6 +72,7 @@ GROUPS = {
 __all__ = [
     "API_VERSION",
     "GROUPS",
+    "NO_ROWS",
     "Activation",
     "Activations",
     "AttentionBatch",
@@ -70,6 +80,10 @@ __all__ = [
     "AttentionSpec",
     "BlockHadamard",
     "CanonicalWeight",
+    "CapturedAttention",
+    "CapturingAttention",
+    "CapturingElementwise",
+    "CapturingLinear",
     "ChannelInt8Weight",
     "CheckpointInfo",
     "Choice",
@@ -92,9 +106,11 @@ __all__ = [
     "LayerRequest",
     "Linear",
     "LinearSpec",
+    "NativeCall",
     "NothingFits",
     "Permute",
     "PlannedAttention",
+    "Program",
     "QuantizationMethod",
     "QuantizationPlugin",
     "Reasons",
