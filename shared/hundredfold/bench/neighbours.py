@@ -69,6 +69,15 @@ def ask_loads(neighbours: Neighbours) -> Loads:
     return run_loop(_ask_loads(neighbours))
 
 
+def output_tokens(neighbours: Neighbours) -> int | None:
+    """Tokens that came out of the scheduler's workers since it started; None when it cannot be asked."""
+    for info in neighbours.of("scheduler"):
+        answer = run_loop(_ask_load(neighbours.address_of(info)))
+        if not isinstance(answer, str):
+            return answer.totals.get("output_tokens", 0)
+    return None
+
+
 async def _ask_neighbours(address: str) -> Neighbours:
     async with open_channel(address, MAX_MESSAGE_BYTES) as channel:
         control: ControlServiceAsyncStub = ControlServiceStub(channel)  # type: ignore[assignment]

@@ -50,8 +50,10 @@ class LoadPlan:
     """Requests before the measurement."""
     shared_prefix: int = 0
     """Leading prompt tokens that all requests share."""
+    phrase: int = 0
+    """Prompt tokens after which a prompt repeats itself: copy-heavy work; 0 draws every token."""
     prompts: Path | None = None
-    """Text prompts, one a line, in place of random ids; input_len and shared_prefix do not count then."""
+    """Text prompts, one a line, in place of random ids; what describes those does not count then."""
     timeout_s: float = 600.0
     """Deadline of each request."""
     client_processes: int | None = None
@@ -68,6 +70,7 @@ class LoadPlan:
         _within("--seed", self.seed, 0, 2**63 - 1)
         _within("--warmup", self.warmup, 0, 10_000)
         _within("--shared-prefix", self.shared_prefix, 0, self.input_len)
+        _within("--phrase", self.phrase, 0, self.input_len)
         _within("--timeout", self.timeout_s, 1e-3, 86_400)
         if self.beam_width is not None:
             _within("--beam-width", self.beam_width, 1, 8)

@@ -32,7 +32,10 @@ class PromptSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RandomPrompts:
-    """Prompts of an exact length: random ids out of a pool, the first ones the same in all when asked."""
+    """Prompts of an exact length: random ids out of a pool, the first ones the same in all when asked.
+
+    With a phrase the rest of each prompt says one thing over and over, which a model goes on copying.
+    """
 
     pool: np.ndarray[Any, np.dtype[np.uint32]]
     """[ids] uint32: ids to draw from."""
@@ -40,19 +43,27 @@ class RandomPrompts:
     prefix: tuple[int, ...]
     """Leading ids that all prompts share, warm-up included."""
     seed: int
+    phrase: int = 0
+    """Ids after which the rest of a prompt repeats; 0 draws every one."""
 
     @classmethod
     def draw(
-        cls, pool: np.ndarray[Any, np.dtype[np.uint32]], length: int, shared_prefix: int, seed: int
+        cls,
+        pool: np.ndarray[Any, np.dtype[np.uint32]],
+        length: int,
+        shared_prefix: int,
+        seed: int,
+        phrase: int = 0,
     ) -> RandomPrompts:
         """Draw the shared prefix; the rest of each prompt is drawn when it is asked for."""
         prefix = np.random.default_rng((seed, 2)).choice(pool, shared_prefix)
-        return cls(pool, length, tuple(prefix.tolist()), seed)
+        return cls(pool, length, tuple(prefix.tolist()), seed, phrase)
 
     def ids(self, index: int, *, warmup: bool) -> list[int]:
         """Return the ids of prompt number `index`."""
         own = np.random.default_rng((self.seed, 3, int(warmup), index))
-        rest = own.choice(self.pool, self.length - len(self.prefix))
+        count = self.length - len(self.prefix)
+        rest = np.resize(own.choice(self.pool, self.phrase or count), count)
         return [*self.prefix, *rest.tolist()]
 
     def fill(self, request: GenerateRequest, index: int, *, warmup: bool) -> None:

@@ -97,7 +97,7 @@ def _prompts(plan: LoadPlan, facts: ServerFacts) -> PromptSource:
             f"--input-len {plan.input_len} + --output-len {plan.output_len} is {total}, "
             f"the model takes at most {facts.max_model_len}"
         )
-    return RandomPrompts.draw(facts.ordinary_ids, plan.input_len, plan.shared_prefix, plan.seed)
+    return RandomPrompts.draw(facts.ordinary_ids, plan.input_len, plan.shared_prefix, plan.seed, plan.phrase)
 
 
 def _environment(address: str, warnings: list[str]) -> Environment:

@@ -25,6 +25,8 @@ from hundredfold.bench.server import ServerError
 from hundredfold.bench.sweep import SWEEPS, SWEPT, choose_axes, make_plans, run_sweep, to_json
 from hundredfold.bench.sweep_table import render_sweep
 from hundredfold.bench.table import render
+from hundredfold.cli.bench_bottleneck import bottleneck
+from hundredfold.cli.bench_ladder import ladder
 from hundredfold.rpc import run_loop
 
 OFFLINE = "bench-offline"
@@ -37,6 +39,10 @@ def command() -> None:
 
     What each figure means is written down in hundredfold/bench/README.md.
     """
+
+
+command.add_command(ladder)
+command.add_command(bottleneck)
 
 
 @command.command(context_settings={"show_default": True, "max_content_width": 110})
@@ -66,6 +72,7 @@ def command() -> None:
 @click.option("--input-len", type=int, help="Prompt length in tokens, exact. [default: 64]")
 @click.option("--output-len", type=int, help="Answer length in tokens, exact. [default: 128]")
 @click.option("--shared-prefix", type=int, help="Leading prompt tokens that are the same in all requests.")
+@click.option("--phrase", type=int, help="Prompt tokens after which a prompt repeats itself: much to copy.")
 @click.option(
     "--prompts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
