@@ -44,7 +44,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             await context.write(pb.GenerateResponse(started=self._door.started(running)))
             writer = self._writer(running)
             while (item := await running.outbox.read()) is not None:
-                await context.write(await _event(item, running, writer))
+                if isinstance(item, Piece) and not item.scores:  # the usual case, once per message
+                    await context.write(_delta(item))
+                else:
+                    await context.write(await _event(item, running, writer))
 
     async def GenerateOnce(
         self, request: pb.GenerateOnceRequest, context: Context
@@ -93,12 +96,23 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return ScoreWriter(table, table.special if skips else frozenset())
 
 
+def _delta(item: Piece) -> pb.GenerateResponse:
+    """Tokens without scores as the contract's event."""
+    event = pb.GenerateResponse()
+    delta = event.delta
+    delta.SetInParent()
+    delta.index, delta.text = item.index, item.text
+    delta.token_ids.extend(item.token_ids)
+    return event
+
+
 async def _event(item: Item, running: RunningRequest, writer: ScoreWriter) -> pb.GenerateResponse:
     """An item of the outbox as the contract's event."""
     if isinstance(item, Piece):
-        scores = await _write(writer, item.token_ids, item.scores) if item.scores else ()
-        delta = pb.Delta(index=item.index, text=item.text, token_ids=item.token_ids, logprobs=scores)
-        return pb.GenerateResponse(delta=delta)
+        event = _delta(item)
+        if item.scores:
+            event.delta.logprobs.extend(await _write(writer, item.token_ids, item.scores))
+        return event
     if isinstance(item, PromptScores):
         entries = await _write(writer, running.request.prompt[1:], item.scores)
         first = pb.TokenLogprobs()  # nothing precedes the first token

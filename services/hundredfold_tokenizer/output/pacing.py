@@ -2,7 +2,8 @@
 
 A token goes out at once while the door sends few messages a second. The more streams there are, the longer
 each rests after a message, and the tokens of that time travel together: never longer than the bound, and
-never the first token. What a message costs is what a machine that also runs the model cannot spare.
+never the first token. What a message costs is what a machine that also runs the model cannot spare, and much
+of that is waking up for it, here and at the client: so streams that rest are woken a quarter at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.002
 """Readers due within so short a time are woken together."""
+_GROUPS = 4
+"""Groups in which resting readers are woken. One of a new stream rests up to a quarter less, once."""
 
 
 class Pacer:
@@ -47,13 +50,13 @@ class Pacer:
 
     def is_due(self, outbox: Outbox) -> bool:
         """Whether the reader has rested long enough."""
-        return self.now() >= outbox.last_read + self.delay_s - _TICK_S
+        return self.now() >= self._due(outbox) - _TICK_S
 
     def offer(self, outbox: Outbox) -> None:
         """There is something to read: wake the reader now or when it has rested."""
         if outbox.scheduled or not outbox.waiting:
             return  # a reader that is busy looks again by itself
-        due = outbox.last_read + self.delay_s
+        due = self._due(outbox)
         if due <= self.now() + _TICK_S:
             outbox.wake()
             return
@@ -63,6 +66,14 @@ class Pacer:
         heapq.heappush(self._resting, (due, self._order, outbox))
         if self._timer is None or due < self._timer_at:
             self._arm(due)
+
+    def _due(self, outbox: Outbox) -> float:
+        """When the reader has rested long enough: a moment that many readers have in common."""
+        delay_s, last_read = self.delay_s, outbox.last_read
+        apart_s = delay_s / _GROUPS
+        if apart_s < _TICK_S or last_read < 0:
+            return last_read + delay_s
+        return (last_read + delay_s + _TICK_S) // apart_s * apart_s
 
     def _arm(self, due: float) -> None:
         if self._timer is not None:

@@ -103,6 +103,37 @@ async def test_one_timer_wakes_all_that_are_due() -> None:
         box.leave()
 
 
+async def test_streams_that_rest_are_woken_together() -> None:
+    """Forty streams that began at forty moments soon travel in four groups, and none rests longer than told."""
+    pacer = Pacer(messages_per_s=100, max_delay_s=0.2)
+    boxes = [outbox(pacer) for _ in range(40)]
+    reads: list[tuple[int, float]] = []
+
+    async def reader(number: int) -> None:
+        while await boxes[number].read() is not None:
+            reads.append((number, pacer.now()))
+
+    tasks = [asyncio.create_task(reader(number)) for number in range(40)]
+    for step in range(120):
+        for box in boxes[: 1 + step // 2]:
+            box.put_tokens(0, "x", [1], [])
+        await asyncio.sleep(0.005)
+    for box in boxes:
+        box.end()
+    await asyncio.gather(*tasks)
+    since = max(min(at for number, at in reads if number == one) for one in range(40)) + 0.2
+    until = reads[-1][1] - 0.01
+    late = [at for _, at in reads if since <= at <= until]
+    moments = [at for at, before in zip(late, [0.0, *late], strict=False) if at - before > 0.01]
+    assert len(moments) <= (until - since) / 0.2 * 4 + 1
+    for one in range(40):
+        times = [at for number, at in reads if number == one]
+        rests = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        assert all(rest <= 0.2 + 0.05 for rest in rests)
+    for box in boxes:
+        box.leave()
+
+
 async def test_events_do_not_wait() -> None:
     pacer = Pacer(messages_per_s=1, max_delay_s=10)
     box = outbox(pacer)
