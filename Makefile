@@ -7,6 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 MODEL ?= smollm2-135m
+JOBS ?= 2
 ARGS ?=
 
 VENV := .venv
@@ -41,11 +42,11 @@ up: $(VENV)/.installed ## install, fetch the model, serve it and show one answer
 
 .PHONY: test
 test: lint-tools ## lint, then every test, fast ones first; ARGS='-k name' is handed to pytest
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 .PHONY: test-fast
 test-fast: $(VENV)/.installed-test ## the tests that need no running service and no model
-	$(BIN)/python -m pytest tests/unit tests/contract tests/property $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) tests/unit tests/contract tests/property $(ARGS)
 
 .PHONY: lint
 lint: lint-tools ## formatting, types, imports, protos and the house rules; `make -k lint` does not stop at the first

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from clients.environments import BUILD, Failed
 from hundredfold.models import DEFAULT_MODEL, pull
+from support.ports import free_port
 from support.repo import ROOT
-from support.stack import free_port
 
 READY_S = 300
 STOP_S = 60

@@ -1,4 +1,4 @@
-"""Beam search through real services finds the very sequences that transformers finds."""
+"""Beam search through real services finds the very sequences that transformers finds, over TINY."""
 
 from __future__ import annotations
 
@@ -13,15 +13,10 @@ import pytest
 from hundredfold import Client
 from hundredfold.v1 import generation_pb2 as pb
 from hundredfold.v1 import generation_pb2_grpc
-from support.beam_margin import narrowest_choice, summed_log_probability
-from support.prompts import PROMPTS
-from support.reference import load_reference
+from support.beam_reference import search
 from support.stack import Stack
 
-NEW_TOKENS = 32
 BEAMS = 4
-ROUNDING = 1e-4
-"""What fp32 leaves open of a sum of tens of log probabilities."""
 
 
 @pytest.fixture(scope="module")
@@ -46,24 +41,6 @@ def tiny_reference(model: str) -> Any:
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
     loaded.lm_head.register_forward_hook(mask)
     return loaded
-
-
-def search(model: Any, prompt: list[int], **options: Any) -> tuple[list[list[int]], list[float]]:
-    """What transformers finds: output ids, padding cut off, and scores."""
-    import torch
-
-    defaults = {"num_beams": BEAMS, "do_sample": False, "return_dict_in_generate": True}
-    with torch.inference_mode():
-        found = model.generate(
-            torch.tensor([prompt]), output_scores=True, pad_token_id=0, **(defaults | options)
-        )
-    ends = options["eos_token_id"]
-    outputs = []
-    for row in found.sequences.tolist():
-        output = row[len(prompt) :]
-        stops = [place for place, token in enumerate(output) if token in ends]
-        outputs.append(output[: stops[0] + 1] if stops else output)
-    return outputs, found.sequences_scores.tolist()
 
 
 @pytest.mark.parametrize("early_stopping", [False, True])
@@ -91,9 +68,9 @@ def test_tiny_finds_the_same_beams(
         with ThreadPoolExecutor(3) as pool:  # three groups beside each other, on seats for one or two
             answers = list(pool.map(lambda ids: client.generate_once(token_ids=ids, **asked), prompts))
     for prompt, answer in zip(prompts, answers, strict=True):
-        outputs, scores = search(
+        ((outputs, scores),) = search(
             tiny_reference(tiny_model),
-            prompt,
+            [prompt],
             num_beams=width,
             num_return_sequences=width,
             max_new_tokens=24,
@@ -116,9 +93,10 @@ def test_penalties_are_added_to_log_probabilities(tiny: Stack, tiny_model: str) 
         answer = client.generate_once(
             token_ids=prompt, beam_width=BEAMS, n=2, max_tokens=20, repetition_penalty=1.3, min_tokens=6
         )
-    outputs, _ = search(
+    ((outputs, _),) = search(
         tiny_reference(tiny_model),
-        prompt,
+        [prompt],
+        num_beams=BEAMS,
         num_return_sequences=2,
         max_new_tokens=20,
         min_new_tokens=6,
@@ -153,28 +131,3 @@ def test_a_resumed_search_has_its_score(tiny: Stack, held: int) -> None:
     assert [i for response in responses for i in response.delta.token_ids] == ids[held:]
     assert responses[-1].finished.HasField("beam_score")
     assert responses[-1].finished.beam_score == pytest.approx(whole.finished.beam_score, rel=1e-4)
-
-
-@pytest.mark.parametrize("text", PROMPTS)
-def test_the_default_model_finds_what_transformers_finds(stack: Stack, default_model: str, text: str) -> None:
-    """num_beams=4, do_sample=False, 20 prompts of 32 tokens in fp32; the text comes at the end.
-
-    Beams apart by less than fp32's rounding may be kept either way (one prompt has such a moment).
-    """
-    reference = load_reference(default_model)
-    with Client(stack.address) as client:
-        answer = client.generate_once(
-            text, beam_width=BEAMS, max_tokens=NEW_TOKENS, repetition_penalty=1.0, timeout=200
-        )
-    prompt = reference.encode(text)
-    outputs, scores = search(
-        reference.model, prompt, max_new_tokens=NEW_TOKENS, length_penalty=1.0, eos_token_id=[2]
-    )
-    found = list(answer.token_ids)
-    if found == outputs[0]:
-        expected = scores[0]
-    else:
-        assert narrowest_choice(reference.model, prompt, BEAMS, NEW_TOKENS) < ROUNDING
-        expected = summed_log_probability(reference.model, prompt, found) / len(found)
-    assert answer.choices[0].beam_score == pytest.approx(expected, rel=1e-3)
-    assert answer.text == reference.decode(found)

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from hundredfold import Client
-from support.stack import Stack, free_port
+from support.ports import free_port
+from support.stack import Stack
 
 STREAMS = 24
 TOKENS = 200

@@ -19,7 +19,7 @@ import pytest
 from hundredfold import Client
 from hundredfold.client import RetryPolicy
 from hundredfold.supervisor.house import SERVICES
-from support.stack import free_port
+from support.ports import free_port
 
 
 class Serving:

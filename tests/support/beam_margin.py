@@ -13,19 +13,17 @@ def narrowest_choice(model: Any, prompt: list[int], width: int, num_tokens: int)
     A plain search in float64 that no id ends, by a transformers model.
     """
     exact = model.double()
-    live: list[tuple[float, list[int]]] = [(0.0, [])]
+    rows, sums, cache = torch.tensor([prompt]), torch.zeros(1, 1, dtype=torch.float64), None
     narrowest = float("inf")
     for _ in range(num_tokens):
         with torch.inference_mode():
-            logits = exact(torch.tensor([prompt + output for _, output in live])).logits[:, -1]
-        sums = logits.log_softmax(-1) + torch.tensor([[total] for total, _ in live], dtype=torch.float64)
-        best, places = sums.flatten().topk(width + 1)
+            result = exact(rows, past_key_values=cache, use_cache=True)
+        cache, scores = result.past_key_values, result.logits[:, -1].log_softmax(-1)
+        best, places = (sums + scores).flatten().topk(width + 1)
         narrowest = min(narrowest, (best[-2] - best[-1]).item())
-        vocabulary = logits.shape[1]
-        live = [
-            (total, [*live[place // vocabulary][1], place % vocabulary])
-            for total, place in zip(best[:-1].tolist(), places[:-1].tolist(), strict=True)
-        ]
+        parents, tokens = places[:-1] // scores.shape[1], places[:-1] % scores.shape[1]
+        cache.reorder_cache(parents)
+        rows, sums = tokens[:, None], best[:-1, None]
     model.float()
     return narrowest
 

@@ -1,14 +1,23 @@
 """Ground truth: transformers over the default model's own file, dequantized by transformers.
 
-Each part takes many seconds to load, so a test run loads it once.
+Its reader of such files takes most of a minute, so what it read is kept under build/, by the file's content
+and the library's version, in transformers' own form.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from support.repo import ROOT
+
+KEPT = ROOT / "build" / "references"
 
 
 @dataclass(frozen=True)
@@ -32,21 +41,59 @@ def load_tokenizer(gguf: str) -> Any:
     """The tokenizer that transformers reads from a GGUF file."""
     from transformers import AutoTokenizer
 
-    path = Path(gguf)
-    return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    return AutoTokenizer.from_pretrained(kept(gguf, "tokenizer", read_tokenizer))
 
 
 @cache
 def load_reference(gguf: str, dtype: str = "float32") -> Reference:
     """Load a GGUF file through transformers, its weights dequantized to ``dtype``."""
+    from transformers import AutoModelForCausalLM
+
+    directory = kept(gguf, "model", read_model)
+    return Reference(
+        AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval(), load_tokenizer(gguf)
+    )
+
+
+def kept(gguf: str, part: str, read: Callable[[Path, Path], None]) -> Path:
+    """The directory that ``read`` fills from the file, once for all processes and runs."""
+    import transformers
+
+    with open(gguf, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    directory = KEPT / f"{digest}-transformers-{transformers.__version__}" / part
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{directory}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not directory.exists():
+            with tempfile.TemporaryDirectory(dir=directory.parent) as staging:
+                read(Path(gguf), Path(staging) / part)
+                (Path(staging) / part).rename(directory)
+    return directory
+
+
+def read_tokenizer(gguf: Path, directory: Path) -> None:
+    """Have transformers read the vocabulary, and save what it made of it."""
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
+
+
+def read_model(gguf: Path, directory: Path) -> None:
+    """Have transformers read and dequantize the weights, and save them as an ordinary checkpoint."""
+    from safetensors.torch import save_model
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    path = Path(gguf)
-    dense = GgufConfig(gguf_file=path.name, dequantize=True)
+    dense = GgufConfig(gguf_file=gguf.name, dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=dtype, quantization_config=dense
+        gguf.parent, gguf_file=gguf.name, dtype="float32", quantization_config=dense
     )
-    return Reference(model.eval(), load_tokenizer(gguf))
+    directory.mkdir()
+    save_model(model, str(directory / "model.safetensors"), {"format": "pt"})
+    config = model.config.to_dict()
+    config.pop("quantization_config", None)  # it is dense now
+    type(model.config).from_dict(config).save_pretrained(directory)
+    model.generation_config.save_pretrained(directory)
 
 
 def greedy_ids(model: Any, prompt: list[int], output: list[int]) -> list[int]:

@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 
 from support.eventually import eventually
+from support.ports import free_port
 from support.replica import Replica
-from support.stack import free_port
 
 
 class SchedulerProcess:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from hundredfold.cli import generate, info
 from hundredfold.rpc import RequestError
 from support.fake_door import FakeDoor, expected_ids, expected_text
-from support.stack import free_port
+from support.ports import free_port
 
 
 async def run(command, *arguments: str, door: FakeDoor | None = None, stdin: str | bytes = "") -> Result:

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from support.fake_door import FakeDoor, expected_text, serving
-from support.stack import free_port
+from support.ports import free_port
 
 START_S = 90
 """Patience with a machine on which much else runs."""

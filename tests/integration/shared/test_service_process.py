@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from hundredfold.v1 import generation_pb2, generation_pb2_grpc
 from support import echo_service
-from support.stack import free_port
+from support.ports import free_port
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from hundredfold.v1 import generation_pb2 as pb
 from hundredfold.v1 import generation_pb2_grpc
 from support.door import OPTIONS, request
 from support.fake_scheduler import FakeScheduler, Script
+from support.ports import free_port
 from support.running_door import read_to_end, until
-from support.stack import free_port
 from support.tiny_text_model import byte_level_model
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

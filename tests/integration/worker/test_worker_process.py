@@ -22,7 +22,7 @@ from hundredfold.v1 import control_pb2, control_pb2_grpc
 from hundredfold_worker.settings import WorkerSettings
 from hundredfold_worker.startup import open_registries, start
 from support.plan_client import PlanClient, params
-from support.stack import free_port
+from support.ports import free_port
 
 
 class Process:

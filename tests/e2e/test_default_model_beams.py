@@ -1,0 +1,74 @@
+"""Beam search of the default model finds the very sequences that transformers finds."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from hundredfold import Client
+from support.beam_margin import narrowest_choice, summed_log_probability
+from support.beam_reference import search
+from support.prompts import PROMPTS
+from support.reference import Reference, load_reference
+from support.stack import Stack
+
+NEW_TOKENS = 32
+BEAMS = 4
+ROUNDING = 1e-4
+"""What fp32 leaves open of a sum of tens of log probabilities."""
+
+
+@pytest.fixture(scope="module")
+def reference(default_model: str) -> Reference:
+    """transformers in fp32 over the same dequantized weights."""
+    return load_reference(default_model)
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Reference) -> dict[str, tuple[list[list[int]], list[float]]]:
+    """What transformers finds after each prompt: num_beams=4, do_sample=False."""
+    found = search(
+        reference.model,
+        [reference.encode(text) for text in PROMPTS],
+        num_beams=BEAMS,
+        max_new_tokens=NEW_TOKENS,
+        length_penalty=1.0,
+        eos_token_id=[2],
+    )
+    return dict(zip(PROMPTS, found, strict=True))
+
+
+@pytest.fixture(scope="module")
+def answers(stack: Stack) -> dict[str, Any]:
+    """What the door says, several searches beside each other."""
+    asked = {"beam_width": BEAMS, "max_tokens": NEW_TOKENS, "repetition_penalty": 1.0, "timeout": 280}
+    with Client(stack.address) as client, ThreadPoolExecutor(10) as pool:
+        return dict(
+            zip(PROMPTS, pool.map(lambda text: client.generate_once(text, **asked), PROMPTS), strict=True)
+        )
+
+
+@pytest.mark.parametrize("text", PROMPTS)
+def test_it_finds_what_transformers_finds(
+    answers: dict[str, Any],
+    expected: dict[str, tuple[list[list[int]], list[float]]],
+    reference: Reference,
+    text: str,
+) -> None:
+    """20 prompts of 32 tokens in fp32: ids, score and text.
+
+    Beams apart by less than fp32's rounding may be kept either way (one prompt has such a moment).
+    """
+    outputs, scores = expected[text]
+    answer = answers[text]
+    found = list(answer.token_ids)
+    if found == outputs[0]:
+        score = scores[0]
+    else:
+        prompt = reference.encode(text)
+        assert narrowest_choice(reference.model, prompt, BEAMS, NEW_TOKENS) < ROUNDING
+        score = summed_log_probability(reference.model, prompt, found) / len(found)
+    assert answer.choices[0].beam_score == pytest.approx(score, rel=1e-3)
+    assert answer.text == reference.decode(found)
