@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from clients import environments
@@ -20,6 +21,8 @@ from clients.server import Server, serving
 from support.repo import ROOT
 
 CHECKS_S = 600
+AT_ONCE = 3
+"""Environments in the making: most of it is waiting for packages."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Client:
 
     Attributes:
         name: Its name.
-        prepare: Makes its environment.
+        prepare: Makes its environment; no two make the same one, for they do so beside each other.
         talk: Uses it; returns what to say of it. Both raise ``Failed``.
     """
 
@@ -125,13 +128,19 @@ def _checks(output: str) -> str:
 
 CLIENTS = (
     Client("openai (Python)", lambda: environments.python("openai", "openai"), _openai_python),
-    Client("README's OpenAI section", lambda: environments.python("openai", "openai"), _readme),
+    Client("README's OpenAI section", lambda: None, _readme),  # its environment is the first one's
     Client("openai (Node)", environments.node, _openai_node),
     Client("buf curl", lambda: None, _buf_curl),
     Client("C++ (Debian's gRPC)", environments.cpp, _cpp),
     Client("lm-eval", lambda: environments.python("lm-eval", "lm-eval[api]", "transformers"), compare),
     Client("aiperf", lambda: environments.python("aiperf", "aiperf"), _aiperf),
 )
+
+
+def _prepare(client: Client) -> None:
+    began = time.monotonic()
+    client.prepare()
+    print(f"{client.name}: prepared in {time.monotonic() - began:.0f} s", flush=True)
 
 
 def _attempt(client: Client, server: Server) -> tuple[bool, str, float]:
@@ -151,10 +160,8 @@ def main(names: list[str]) -> int:
     began = time.monotonic()
     try:
         with serving() as starting:
-            for client in chosen:
-                since = time.monotonic()
-                client.prepare()
-                print(f"{client.name}: prepared in {time.monotonic() - since:.0f} s", flush=True)
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                list(pool.map(_prepare, chosen))
             server = starting.ready()
             for client in chosen:
                 rows.append((client, *_attempt(client, server)))

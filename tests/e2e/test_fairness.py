@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+import pytest
 
 from hundredfold.v1 import generation_pb2_grpc as rpc
 from support.door import request
@@ -23,6 +24,7 @@ NOISE_S = 0.02
 """A quiet time to first token below it says more about the machine than about the server."""
 
 
+@pytest.mark.alone
 def test_a_flooding_tenant_leaves_another_its_time_to_first_token(tiny_stack: Stack) -> None:
     """Report 9: forty clients of one tenant send maximal prompts without end; another tenant's p95 is at most
     five times what it is when nobody else is there.

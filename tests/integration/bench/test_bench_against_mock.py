@@ -62,6 +62,7 @@ def within(attempt: Callable[[], dict[str, tuple[float | None, float]]]) -> None
     pytest.fail(f"(reported, true): {wrong}")
 
 
+@pytest.mark.alone
 def test_closed_loop_reports_a_known_10000_tokens_a_second_over_256_streams():
     speed = MockSpeed(first_token_s=0.5, event_interval_s=0.1024, tokens_per_event=4)
     streams, length = 256, 400
@@ -85,6 +86,7 @@ def test_closed_loop_reports_a_known_10000_tokens_a_second_over_256_streams():
         within(attempt)
 
 
+@pytest.mark.alone
 def test_open_loop_reports_a_known_time_to_first_token():
     speed = MockSpeed(first_token_s=0.4, event_interval_s=0.02)
 
@@ -102,6 +104,7 @@ def test_open_loop_reports_a_known_time_to_first_token():
         within(attempt)
 
 
+@pytest.mark.alone
 def test_a_stall_of_the_server_is_charged_to_every_request_due_in_it():
     """Coordinated omission: 20 requests are due each second, also while the server stands still for one."""
     with mock_door(MockSpeed(first_token_s=0.02, event_interval_s=0.01)) as (address, process):

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import psutil
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hundredfold.internal.v1 import scheduler_pb2
@@ -61,6 +62,7 @@ async def test_readiness_outlives_a_worker_by_the_grace() -> None:
         await replica.close()
 
 
+@pytest.mark.alone
 async def test_deadlines_hold_everywhere() -> None:
     """Item 125: queued, prefilling, decoding, and with no worker at all; blocks are free at once."""
     worker = GrpcWorker(step_s=0.05, max_num_seqs=2, max_num_batched_tokens=16)

@@ -109,6 +109,7 @@ async def test_sockets_dropped_in_the_middle(bpe_directory: Path) -> None:
         assert list(reply.choices[0].content.token_ids) == [65] * 5
 
 
+@pytest.mark.alone
 async def test_a_burst_of_cancels(bpe_directory: Path) -> None:
     """Item 22: hundreds of cancels at any moment, unknown and ended ids too; every map is empty
     afterwards.
@@ -197,6 +198,7 @@ async def test_names_are_used_once_at_a_time(bpe_directory: Path) -> None:
         assert third.started.request_id == "same"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("tokens", [0, 3])
 async def test_deadlines(bpe_directory: Path, tokens: int) -> None:
     """Item 125: a deadline of 0.3 s while queued or decoding: DEADLINE_EXCEEDED, and the work is gone."""

@@ -106,6 +106,7 @@ async def test_a_scheduler_that_stops_is_waited_out(bpe_directory: Path) -> None
         assert len(door.scheduler.submits) == 2
 
 
+@pytest.mark.alone
 async def test_patience_has_an_end(bpe_directory: Path) -> None:
     """After recovery_grace_s: waiting requests end UNAVAILABLE, new ones at once, and all is well when it
     is back.

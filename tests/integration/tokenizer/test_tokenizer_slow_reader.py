@@ -33,6 +33,7 @@ def script_of(delay_s: float) -> FakeScheduler:
     return FakeScheduler(script, max_model_len=10**6, max_cache_tokens=10**7)
 
 
+@pytest.mark.alone
 async def test_unread_output_is_bounded(bpe_directory: Path) -> None:
     """Item 137: readers that stand still hold a bounded amount, the largest ends RESOURCE_EXHAUSTED,
     others go on.

@@ -100,6 +100,7 @@ async def test_no_chat_template(tmp_path: Path) -> None:
         await door.generation.GenerateOnce(ask(text="x", sampling={"max_tokens": 1}))
 
 
+@pytest.mark.alone
 async def test_a_template_that_refuses_and_one_that_never_ends(tmp_path: Path) -> None:
     """Item 90 over the wire: the template's own words, and an end within a second while health answers."""
     source = (
