@@ -156,6 +156,7 @@ def result_of(message: worker_pb2.StepResult) -> StepResult:
         candidates=[_candidates_of(found) for found in message.candidates],
         step_us=message.step_us,
         idle_us=message.idle_us,
+        num_drafted_tokens=list(message.num_drafted_tokens),
     )
 
 

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from hundredfold.config import MIB, ServiceSettings
 from hundredfold_scheduler.addresses import check_address
+from hundredfold_scheduler.core.worker import MAX_PLANS_IN_FLIGHT
 
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 256
 
@@ -72,7 +73,7 @@ class SchedulerSettings(ServiceSettings):
     steps took before. They get all of max_num_batched_tokens when unset.
     """
 
-    max_plans_in_flight: Annotated[int, Field(ge=1, le=2)] = 2
+    max_plans_in_flight: Annotated[int, Field(ge=1, le=MAX_PLANS_IN_FLIGHT)] = MAX_PLANS_IN_FLIGHT
     """Steps sent ahead of their results; 1 waits for each result, 2 keeps the worker busy meanwhile."""
 
     max_unread_bytes: Annotated[int, Field(ge=64 * 1024)] = 64 * MIB

@@ -52,6 +52,8 @@ def limits_in_force(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             sliding_window=info.sliding_window or None,
+            max_draft_tokens=info.max_draft_tokens,
+            max_draft_rows=info.max_draft_rows,
         )
     except ValueError as error:
         raise WorkerRefused(f"its limits make no sense: {error}") from None

@@ -59,6 +59,8 @@ class Life:
             max_num_seqs=self.random.choice([1, 4, 8]),
             max_num_batched_tokens=self.random.choice([8, 32, 128]),
             sliding_window=self.random.choice([None, None, 1, 20, 48]),
+            max_draft_tokens=self.random.choice([0, 1, 4, 16]),
+            max_draft_rows=self.random.choice([1, 8]),
         )
         self.harness = Harness(self.limits, plans_in_flight)
         self.num_requests = num_requests
@@ -233,8 +235,17 @@ def test_the_lives_are_hard() -> None:
     for seed in range(10):
         life = Life(seed, 2, 100)
         life.run()
-        for name in ("preemptions", "cached_tokens", "recomputed_tokens", "replays", "expired", "cancelled"):
+        for name in (
+            "preemptions",
+            "cached_tokens",
+            "recomputed_tokens",
+            "replays",
+            "expired",
+            "cancelled",
+            "accepted_tokens",
+        ):
             totals[name] = totals.get(name, 0) + life.total(name)
+        assert life.total("accepted_tokens") <= life.total("drafted_tokens")
     assert min(totals.values()) >= 10, totals
 
 

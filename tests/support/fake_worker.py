@@ -129,6 +129,9 @@ class FakeWorker:
     """Whether the cache's content is checked; too slow for thousands of long sequences."""
     sliding_window: int | None = None
     """Tokens that a token sees, itself included; what lies before may be another's."""
+    max_draft_tokens: int = 0
+    plans_ahead: int = 2
+    """Plans that may be made before a result is in: how far their upper bounds may be off."""
     held: dict[int, Held] = field(default_factory=dict)
     steps: int = 0
     computed_tokens: int = 0
@@ -136,6 +139,8 @@ class FakeWorker:
     """Tokens that sequences found in the cache when they were seated."""
     branched: dict[int, Held] = field(default_factory=dict)
     content: list[list[int | None]] = field(init=False)
+    luck: random.Random = field(default_factory=lambda: random.Random(0))
+    """Decides how many drafts are tried, and how many of them are right."""
 
     def __post_init__(self) -> None:
         self.content = [[None] * self.block_size for _ in range(self.num_blocks)]
@@ -235,19 +240,26 @@ class FakeWorker:
             len(plan.slots) <= self.max_num_seqs, f"{len(plan.slots)} rows for {self.max_num_seqs} seats"
         )
         _require(len(set(plan.slots)) == len(plan.slots), "a slot has two rows")
-        _require(
-            sum(plan.num_tokens) <= self.max_num_batched_tokens, f"{sum(plan.num_tokens)} tokens in a step"
-        )
-        computed, counts, ids = array("I"), array("I"), array("I")
+        allowed = plan.num_draft_tokens or [0] * len(plan.slots)
+        _require(len(allowed) == len(plan.slots), f"{len(allowed)} allowances of {len(plan.slots)} rows")
+        _require(all(0 <= few <= self.max_draft_tokens for few in allowed), f"drafts of {allowed}")
+        num_tokens = sum(plan.num_tokens) + sum(allowed)
+        _require(num_tokens <= self.max_num_batched_tokens, f"{num_tokens} tokens in a step")
+        computed, counts, ids, drafted = array("I"), array("I"), array("I"), array("I")
         ends: list[RowEnd] = []
         failures: list[RowFailure] = []
         searched: list[RowCandidates] = []
-        for row, (slot, num_tokens) in enumerate(zip(plan.slots, plan.num_tokens, strict=True)):
+        rows = zip(plan.slots, plan.num_tokens, allowed, strict=True)
+        for row, (slot, num_tokens, most) in enumerate(rows):
             _require(slot in self.held, f"row {row} names the empty slot {slot}")
             held = self.held[slot]
-            before = held.num_output
+            before, tried = held.num_output, 0
             if not held.ended:
-                failure = self._advance(held, num_tokens)
+                _require(not (most and held.new.num_candidates), "a beam may draft")
+                tried = self.luck.randint(0, most) if most else 0
+                failure = self._advance(held, num_tokens, most)
+                if not failure and tried:
+                    self._try_drafts(held, tried)
                 if failure:
                     failures.append(RowFailure(row, INTERNAL, failure))
                 elif held.ended:
@@ -260,18 +272,47 @@ class FakeWorker:
             count = held.num_output - before
             computed.append(held.computed)
             counts.append(count)
+            drafted.append(tried)
             ids.extend(held.tokens[len(held.tokens) - count :])
-        return StepResult(plan.step, computed, counts, ids, ends, failures, candidates=searched)
+        tried_any = drafted if any(drafted) else ()
+        return StepResult(
+            plan.step,
+            computed,
+            counts,
+            ids,
+            ends,
+            failures,
+            candidates=searched,
+            num_drafted_tokens=tried_any,
+        )
 
-    def _advance(self, held: Held, num_tokens: int) -> str:
+    def _try_drafts(self, held: Held, tried: int) -> None:
+        """Some drafts are right; the places of the others hold what nobody may read."""
+        right = self.luck.randint(0, tried)
+        for number in range(tried):
+            if number < right and not held.ended and held.script.fail_at != held.num_output + 1:
+                if self.remembers:
+                    self._write_cache(held, held.computed + 1)
+                held.computed += 1
+                self._sample(held)
+        self.computed_tokens += tried
+        for position in range(held.computed, held.computed + tried - right):
+            if self.remembers and position < len(held.blocks) * self.block_size:
+                self.content[held.blocks[position // self.block_size]][position % self.block_size] = None
+
+    def _advance(self, held: Held, num_tokens: int, most_drafts: int) -> str:
         """Compute and, at the last known token, sample. Returns what failed, if anything did."""
         _require(num_tokens >= 1, "a row without tokens")
         end = held.computed + num_tokens
         _require(end <= len(held.tokens), f"{end} tokens to compute, {len(held.tokens)} known")
-        _require(end <= len(held.blocks) * self.block_size, f"{end} tokens in {len(held.blocks)} blocks")
+        reach = end + most_drafts
+        _require(reach <= len(held.blocks) * self.block_size, f"{reach} tokens in {len(held.blocks)} blocks")
         unused = len(held.blocks) * self.block_size - end
-        _require(unused < self.block_size, f"{unused} slots of {held.new.sequence_id} are held for nothing")
-        writes = {held.blocks[position // self.block_size] for position in range(held.computed, end)}
+        _require(
+            unused < self.block_size + self.plans_ahead * self.max_draft_tokens,
+            f"{unused} slots of {held.new.sequence_id} are held for nothing",
+        )
+        writes = {held.blocks[position // self.block_size] for position in range(held.computed, reach)}
         for other in self.held.values():
             _require(other is held or writes.isdisjoint(self._seen(other)), "a shared block is written")
         if self.remembers:

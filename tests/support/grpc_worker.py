@@ -28,6 +28,7 @@ class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer, health_pb2_grpc.HealthSe
     block_size: int = 16
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 256
+    max_draft_tokens: int = 0
     max_model_len: int = 1024
     vocab_size: int = 1000
     remembers: bool = True
@@ -105,6 +106,8 @@ class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer, health_pb2_grpc.HealthSe
             bytes_per_block=1,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            max_draft_tokens=self.max_draft_tokens,
+            max_draft_rows=self.max_num_seqs,
         )
 
     async def Execute(  # type: ignore[override] # gRPC awaits what writes by itself
@@ -123,6 +126,7 @@ class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer, health_pb2_grpc.HealthSe
             self.max_num_batched_tokens,
             self.vocab_size,
             self.remembers,
+            max_draft_tokens=self.max_draft_tokens,
         )
         welcome = worker_pb2.ExecuteWelcome(incarnation=self.incarnation)
         await context.write(worker_pb2.ExecuteResponse(welcome=welcome))
@@ -197,6 +201,7 @@ def plan_of(message: worker_pb2.StepPlan) -> StepPlan:
         grown_block_ids=list(message.grown_block_ids),
         slots=list(message.slots),
         num_tokens=list(message.num_tokens),
+        num_draft_tokens=list(message.num_draft_tokens),
     )
 
 
@@ -207,6 +212,7 @@ def result_message(result: StepResult) -> worker_pb2.StepResult:
         num_computed_tokens=result.num_computed_tokens,
         num_output_tokens=result.num_output_tokens,
         token_ids=result.token_ids,
+        num_drafted_tokens=result.num_drafted_tokens,
         step_us=1000,
     )
     for end in result.ends:

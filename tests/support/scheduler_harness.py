@@ -128,6 +128,7 @@ class Harness:
             self.limits.max_num_batched_tokens,
             self.limits.vocab_size,
             sliding_window=self.limits.sliding_window,
+            max_draft_tokens=self.limits.max_draft_tokens,
         )
         self.seats: Worker = self.scheduler.connect("worker", self.limits, self.now)
         """The worker as the scheduler sees it."""

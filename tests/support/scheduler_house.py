@@ -56,6 +56,7 @@ class House(Harness):
             limits.max_num_seqs,
             limits.max_num_batched_tokens,
             limits.vocab_size,
+            max_draft_tokens=limits.max_draft_tokens,
         )
         rig = self.rigs[name] = Rig(limits, self.scheduler.connect(name, limits, self.now), fake)
         return rig

@@ -125,13 +125,23 @@ class Applier:
                 sequence.known -= num_samples - count
         totals = self._state.totals
         totals.steps += 1
-        planned = sum(record.num_tokens)
+        planned = sum(record.num_tokens) - record.num_drafts
+        totals.prefill_tokens += planned - record.num_decodes
+        if result.num_drafted_tokens:
+            planned += self._count_drafts(result)
         worker.cost.observe(record.num_decodes, planned - record.num_decodes, result.step_us / 1e6)
         totals.computed_tokens += planned
-        totals.prefill_tokens += planned - record.num_decodes
         totals.output_tokens += output
         totals.recomputed_tokens += recomputed
         self._observer.stepped(result, planned, recomputed)
+
+    def _count_drafts(self, result: StepResult) -> int:
+        """Count drafts and those that were right; returns how many were tried."""
+        totals, drafted = self._state.totals, sum(result.num_drafted_tokens)
+        rows = zip(result.num_drafted_tokens, result.num_output_tokens, strict=True)
+        totals.drafted_tokens += drafted
+        totals.accepted_tokens += sum(count - 1 for tried, count in rows if tried and count)
+        return drafted
 
     def _deliver_scores(self, row_scores: RowScores, sequence: Sequence) -> None:
         """Hand scores on, without those that an earlier run of the sequence has delivered."""
@@ -206,6 +216,8 @@ def _check(result: StepResult, worker: Worker) -> InFlight:
     for row in (*ended, *failed, *searched, *(scored.row for scored in result.scores)):
         if not 0 <= row < rows:
             raise WorkerProtocolError(f"step {result.step} speaks of row {row} of {rows}")
+    if result.num_drafted_tokens:
+        _check_drafts(record, result)
     rows_of_result = zip(
         record.rows,
         record.num_tokens,
@@ -229,6 +241,22 @@ def _check(result: StepResult, worker: Worker) -> InFlight:
             else:
                 _check_beam(sequence, row, row in searched and row not in ended, record, result)
     return record
+
+
+def _check_drafts(record: InFlight, result: StepResult) -> None:
+    """Rows try no more drafts than they may, and bring one id more than drafts at most."""
+    tried = result.num_drafted_tokens
+    if len(tried) != len(record.rows):
+        raise WorkerProtocolError(
+            f"step {result.step} has {len(record.rows)} rows, the result {len(tried)} numbers of drafts"
+        )
+    rows = zip(tried, record.num_samples, result.num_output_tokens, strict=True)
+    for row, (drafts, num_samples, count) in enumerate(rows):
+        if drafts and not (0 < drafts < num_samples and count <= drafts + 1):
+            raise WorkerProtocolError(
+                f"step {result.step} tries {drafts} drafts and brings {count} ids in row {row}, planned were "
+                f"{num_samples} ids at most"
+            )
 
 
 def _check_beam(sequence: Sequence, row: int, searched: bool, record: InFlight, result: StepResult) -> None:
@@ -258,6 +286,11 @@ def _check_unusual(sequence: Sequence, row: int, ended: bool, record: InFlight, 
         raise WorkerProtocolError(
             f"step {result.step} brings {count} ids for sequence {sequence.number}, planned were "
             f"{record.num_samples[row]}, and it has {sequence.num_output} of {sequence.max_tokens}"
+        )
+    if record.num_samples[row] > 1 and count != computed - sequence.computed:
+        raise WorkerProtocolError(
+            f"step {result.step} brings {count} ids for sequence {sequence.number} and computes "
+            f"{computed - sequence.computed} tokens of it: drafts that were right are both"
         )
     if ended:
         return

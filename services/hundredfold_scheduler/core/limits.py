@@ -21,6 +21,10 @@ class WorkerLimits:
     """Tokens that one step may compute; at least ``max_num_seqs``, so that every decode has its place."""
     sliding_window: int | None = None
     """Tokens that a token sees in every layer, itself included; ``None`` when some layer sees all."""
+    max_draft_tokens: int = 0
+    """Draft tokens that one row can try."""
+    max_draft_rows: int = 0
+    """Decoding rows beyond which nobody drafts: a step is faster without."""
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for limits under which nothing could run."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import add
+
 from hundredfold_scheduler.core.beam_group import PlannedBranch
 from hundredfold_scheduler.core.newcomers import Newcomers, Terms
 from hundredfold_scheduler.core.pacing import PromptShare, StartPace
@@ -32,6 +34,8 @@ class Planner:
         self._rows: list[Sequence] = []
         self._num_tokens: list[int] = []
         self._num_samples: list[int] = []
+        self._num_drafts: list[int] = []
+        """Of the first rows, which decode; empty when nobody may draft."""
         self._grown: list[Sequence] = []
         self._new: list[Sequence] = []
         self._branches: list[PlannedBranch] = []
@@ -43,7 +47,7 @@ class Planner:
     def plan(self, worker: Worker, now: float) -> StepPlan | None:
         """A worker's next step, or ``None`` when nothing can be done before a result or a request comes."""
         self._step = worker.planned + 1
-        self._rows, self._num_tokens, self._num_samples = [], [], []
+        self._rows, self._num_tokens, self._num_samples, self._num_drafts = [], [], [], []
         self._grown, self._new = [], []
         self._branches, self._restarted = [], []
         self._short_of_memory = False
@@ -61,6 +65,8 @@ class Planner:
             self._admit(prefills, worker, now)
         if not self._short_of_memory:
             self._give_back(num_decodes, worker)
+            if 0 < num_decodes <= worker.limits.max_draft_rows:
+                self._plan_drafts(num_decodes, worker)
         under_way = [sequence for sequence in (*prefills, *self._new) if sequence.status is _RUNNING]
         worker.backlog = sum(max(0, self._left(sequence)) for sequence in under_way)
         told = self._rows or self._branches or self._restarted
@@ -230,6 +236,36 @@ class Planner:
             self._num_samples[row] = samples
             self._budget -= more
 
+    def _plan_drafts(self, num_decodes: int, worker: Worker) -> None:
+        """Let rows that decode try drafts, from what is left when everybody else has what they want: an equal
+        share of the budget, and blocks that nobody was promised. The worker knows how many are worth it.
+        """
+        most = min(worker.limits.max_draft_tokens, self._budget // num_decodes)
+        if most <= 0:
+            return
+        self._num_drafts = [
+            self._plan_draft(self._rows[row], most, worker) if self._num_samples[row] == 1 else 0
+            for row in range(num_decodes)
+        ]
+        for row, count in enumerate(self._num_drafts):
+            self._num_samples[row] += count
+        self._budget -= sum(self._num_drafts)
+
+    def _plan_draft(self, sequence: Sequence, most: int, worker: Worker) -> int:
+        """Reserve room for drafts behind a sequence's next token; returns how many it may try."""
+        reserved, cache = sequence.reserved, worker.cache
+        count = min(most, sequence.last_needed - reserved)
+        if count <= 0 or sequence.beams is not None:
+            return 0
+        if sequence.capacity < reserved + count:
+            leave = cache.promised + self._preemption.room_kept_from(sequence, worker)
+            if cache.grow(sequence, reserved + count, leave):
+                self._grown.append(sequence)
+            count = min(count, sequence.capacity - reserved)
+        sequence.reserved += count
+        sequence.known += count
+        return count
+
     def _write_down(self, worker: Worker, num_decodes: int, now: float) -> StepPlan:
         worker.planned = self._step
         plan = StepPlan(
@@ -239,6 +275,11 @@ class Planner:
             slots=[sequence.slot for sequence in self._rows],
             num_tokens=self._num_tokens,
         )
+        advance, num_drafts = self._num_tokens, sum(self._num_drafts)
+        if num_drafts:
+            others = len(advance) - len(self._num_drafts)
+            plan.num_draft_tokens = self._num_drafts + [0] * others
+            advance = list(map(add, advance, plan.num_draft_tokens))
         for planned in self._branches:
             plan.branches.append(planned.branch)
             planned.sequence.introduced = True
@@ -253,7 +294,7 @@ class Planner:
             plan.grown_block_ids.extend(blocks)
             sequence.told_blocks = len(sequence.blocks)
         worker.in_flight.append(
-            InFlight(self._step, self._rows, self._num_tokens, self._num_samples, now, num_decodes)
+            InFlight(self._step, self._rows, advance, self._num_samples, now, num_decodes, num_drafts)
         )
         return plan
 

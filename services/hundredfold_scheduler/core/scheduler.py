@@ -32,7 +32,7 @@ from hundredfold_scheduler.core.siblings import enqueue
 from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.step import EndReason, StepPlan, StepResult
 from hundredfold_scheduler.core.waiting import WaitingQueue
-from hundredfold_scheduler.core.worker import Worker
+from hundredfold_scheduler.core.worker import MAX_PLANS_IN_FLIGHT, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class SchedulerConfig:
     """What a deployment decides."""
 
     queue: QueueLimits
-    max_plans_in_flight: int = 2
+    max_plans_in_flight: int = MAX_PLANS_IN_FLIGHT
     """Of each worker; 1 waits for each result before the next plan."""
     max_unread_bytes: int = 64 * 1024 * 1024
     """Output that one replica may leave unread."""

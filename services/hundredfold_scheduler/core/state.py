@@ -30,6 +30,10 @@ class Totals:
     cached_tokens: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    drafted_tokens: int = 0
+    """Draft tokens that workers tried."""
+    accepted_tokens: int = 0
+    """Output tokens beyond the first of their row and step: drafts that were right."""
     preemptions: int = 0
     replays: int = 0
     worker_losses: int = 0

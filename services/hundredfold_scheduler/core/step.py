@@ -170,3 +170,5 @@ class StepResult:
     candidates: Seq[RowCandidates] = ()
     step_us: int = 0
     idle_us: int = 0
+    num_drafted_tokens: Seq[int] = ()
+    """Draft tokens that each row tried; empty when none did."""

@@ -13,6 +13,9 @@ from hundredfold_scheduler.core.request import Sequence
 from hundredfold_scheduler.core.slots import Slots
 from hundredfold_scheduler.core.step_cost import StepCost
 
+MAX_PLANS_IN_FLIGHT = 2
+"""Plans of one worker whose results are not in: the one that runs and the next."""
+
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
@@ -21,11 +24,14 @@ class InFlight:
     step: int
     rows: list[Sequence]
     num_tokens: list[int]
+    """Tokens by which each row may advance."""
     num_samples: list[int]
-    """Ids that each row may bring: 1 when it reaches its last known token, else 0."""
+    """Ids that each row may bring: 1 when it reaches its last known token, else 0; and one for each draft."""
     sent_at: float
     num_decodes: int = 0
     """Rows that advanced by their next token; all other tokens are prompts' and of what is computed again."""
+    num_drafts: int = 0
+    """Of the tokens, those that are drafts; the worker tries as many of them as it likes."""
 
 
 @dataclass(frozen=True, slots=True)
