@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from hundredfold.config import service_command
-from hundredfold.rpc import run_loop
+from hundredfold.rpc import keep_what_is_loaded, run_loop
 from hundredfold_gateway.service import GatewayService
 from hundredfold_gateway.settings import GatewaySettings
 
 
 def run(settings: GatewaySettings) -> int:
     """Serve until told to stop; the exit code."""
+    keep_what_is_loaded()
     return run_loop(_serve(settings))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hundredfold.config import service_command
 from hundredfold.models import ModelError, fingerprint, resolve
-from hundredfold.rpc import run_loop
+from hundredfold.rpc import keep_what_is_loaded, run_loop
 from hundredfold.telemetry import get_logger
 from hundredfold_scheduler.service import SchedulerService
 from hundredfold_scheduler.settings import SchedulerSettings
@@ -21,6 +21,7 @@ def run(settings: SchedulerSettings) -> int:
         except ModelError as error:
             log.error("cannot start", service="scheduler", reason=str(error))
             return 1
+    keep_what_is_loaded()
     return run_loop(_serve(settings, expected))
 
 

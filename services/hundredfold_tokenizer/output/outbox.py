@@ -102,8 +102,8 @@ class Outbox:
             self._extend(last, text, token_ids, scores)  # the usual case, once per stream and step
         else:
             self._split(index, text, token_ids, scores)
-        if self._pacer is not None:
-            self._pacer.offer(self)
+        if self._waiter is not None and not self.scheduled and self._pacer is not None:
+            self._pacer.offer(self)  # a reader that is busy looks again by itself
 
     def put(self, item: PromptScores | pb.Finished) -> None:
         """Something that is not to wait."""
@@ -153,7 +153,10 @@ class Outbox:
             self._waiter = asyncio.get_running_loop().create_future()
             if self._items and self._pacer is not None:
                 self._pacer.offer(self)
-            await self._waiter
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         if self._error is not None:
             raise self._error
         if not self._items:
@@ -218,7 +221,8 @@ class Outbox:
             piece.scores.extend(scores)
             size += sum(score.num_bytes for score in scores)
         piece.num_bytes += size
-        self._grow(size)
+        self.num_bytes += size
+        self._budget.num_bytes += size
 
     def _open_piece(self, index: int) -> Piece:
         last = self._open.get(index)

@@ -55,7 +55,7 @@ class Pacer:
     def offer(self, outbox: Outbox) -> None:
         """There is something to read: wake the reader now or when it has rested."""
         if outbox.scheduled or not outbox.waiting:
-            return  # a reader that is busy looks again by itself
+            return
         due = self._due(outbox)
         if due <= self.now() + _TICK_S:
             outbox.wake()

@@ -38,8 +38,8 @@ class RunningChoice:
     """
 
     __slots__ = (
-        "_arrived", "_held_by_client", "_outbox", "_request", "_scores", "_text",
-        "finish_sent", "finished", "first_token_at", "index", "last_token_at",
+        "_arrived", "_has_scores", "_held_by_client", "_max_tokens", "_outbox", "_request", "_scores",
+        "_text", "finish_sent", "finished", "first_token_at", "index", "last_token_at",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +53,8 @@ class RunningChoice:
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
         self._request = request
+        self._max_tokens = request.max_tokens
+        self._has_scores = request.sampling.logprobs is not None
         self._outbox = outbox
         self._arrived = arrived
         self._text = ChoiceText(rules)
@@ -78,29 +80,35 @@ class RunningChoice:
             return None
         return scheduler_pb2.PriorOutput(index=self.index, token_ids=self._text.ids)
 
-    def take_tokens(self, offset: int, token_ids: Sequence[int], now: float) -> None:
-        """New ids, the first at output position ``offset``; those that are here already are dropped.
+    def take_tokens(self, offset: int, token_ids: Sequence[int], now: float) -> bool:
+        """New ids, the first at output position ``offset``; those that are here already are dropped. Returns
+        whether a stop string among them has ended the text.
 
         Runs once per choice and step, so it does nothing that it need not.
 
         Raises:
             ValueError: Ids between those here and these are missing.
         """
-        have = len(self._text.ids)
+        growing = self._text
+        have = len(growing.ids)
         if offset > have:
             raise ValueError(f"ids of choice {self.index} from {offset} on, but {have} are here")
-        fresh = token_ids[have - offset : self._request.max_tokens - offset]
+        fresh = token_ids
+        if offset < have or have + len(fresh) > self._max_tokens:
+            fresh = fresh[have - offset : self._max_tokens - offset]
         if not fresh:
-            return
+            return False
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
-        text = self._text.feed(fresh)
+        text = growing.feed(fresh)
         if self._held_by_client:
             text = self._fresh(text)
-        kept = fresh[: len(self._text.ids) - have]
-        scores = () if self._request.sampling.logprobs is None else self._scores_of(len(kept))
+        is_over = growing.stopped_by is not None
+        kept = fresh[: len(growing.ids) - have] if is_over else fresh
+        scores = self._scores_of(len(kept)) if self._has_scores else ()
         self._outbox.put_tokens(self.index, text, kept, scores)
+        return is_over
 
     def take_score(self, position: int, score: TokenScore) -> None:
         """The score of an output token; one that is here already is dropped.

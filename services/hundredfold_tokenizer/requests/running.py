@@ -139,13 +139,12 @@ class RunningRequest:
         """
         if self.ended:
             return None
-        choice = self._choice(index)
+        choice = self._choice(index) if index else self.choices[0]
         if choice.finished is not None or choice.matched:
             return None
         if self._prompt_scores is not None and token_ids:
             self._give_prompt_scores(complete=True)
-        choice.take_tokens(offset, token_ids, now)
-        return choice if choice.matched else None
+        return choice if choice.take_tokens(offset, token_ids, now) else None
 
     def take_scores(self, index: int, scores: sequence_pb2.Scores) -> None:
         """Scores of consecutive tokens, prompt tokens included.

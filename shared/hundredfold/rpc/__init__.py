@@ -8,6 +8,7 @@ from hundredfold.errors import StartError
 from hundredfold.rpc.channel import open_channel
 from hundredfold.rpc.errors import RequestError, abort
 from hundredfold.rpc.loop import run_loop
+from hundredfold.rpc.memory import keep_what_is_loaded
 from hundredfold.rpc.options import channel_options, server_options
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "StartError",
     "abort",
     "channel_options",
+    "keep_what_is_loaded",
     "open_channel",
     "plugin_info",
     "run_loop",
