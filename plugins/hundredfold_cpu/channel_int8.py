@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hundredfold.plugin import Activations, BlockHadamard, ChannelInt8Weight, LinearSpec, Reasons
+from hundredfold.plugin import Activations, BlockHadamard, ChannelInt8Weight, LinearSpec, NativeCall, Reasons
 from hundredfold_cpu.library import INT, POINTER, Kernel, Variant
 from hundredfold_cpu.packed import PANEL
+from hundredfold_cpu.program import ROWS, kept_call
 
 MOST_COLUMNS = 1 << 17
 """Products of 8-bit codes that an int32 sum holds."""
@@ -44,6 +45,9 @@ class Record(ctypes.Structure):
 class ChannelInt8Linear:
     """A packed matrix and the kernel that rotates, quantizes and multiplies, for short and long products."""
 
+    variant: Variant
+    kernel: str
+    """Its name in the library."""
     short: Kernel
     long: Kernel
     record: Record
@@ -72,6 +76,11 @@ class ChannelInt8Linear:
         kernel = self.short if y.numel() * self.columns < _SHORT else self.long
         kernel(self.address, x.data_ptr(), x.stride(0), len(x), y.data_ptr(), self.features)
         return y
+
+    def capture(self, x: Tensor, out: Tensor) -> NativeCall | None:
+        """See ``CapturingLinear``."""
+        both = (self.address, x.data_ptr(), x.stride(0), ROWS, out.data_ptr(), out.stride(0))
+        return kept_call(self.variant, self.kernel, *both, held=(self.record, self.tensors, x, out))
 
 
 def refuses_channel_int8(spec: LinearSpec) -> Reasons:
@@ -122,6 +131,8 @@ def prepare_channel_int8(variant: Variant, spec: LinearSpec, bias: Tensor | None
     name, arguments = f"channel_int8_{_SUFFIXES[spec.dtype]}", (POINTER, POINTER, INT, INT, POINTER, INT)
     rotated = f"rotated by {block} and " if block > 1 else ""
     return ChannelInt8Linear(
+        variant=variant,
+        kernel=name,
         short=variant.function(name, *arguments, release=False),
         long=variant.function(name, *arguments),
         record=record,

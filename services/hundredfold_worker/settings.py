@@ -10,6 +10,8 @@ from hundredfold.config import ServiceSettings
 from hundredfold.models import DEFAULT_MODEL
 
 BLOCK_SIZE_STEP = 16
+MAX_DRAFT_TOKENS = 16
+NO_SPECULATION = "none"
 
 
 class WorkerSettings(ServiceSettings):
@@ -33,7 +35,10 @@ class WorkerSettings(ServiceSettings):
     int8 for grouped integers on a CPU, but float where dtype is not auto. Dense layers always take float."""
 
     quantization: str = "auto"
-    """Quantization plugin; auto takes the checkpoint's own format."""
+    """A format plugin, or one that quantizes at load such as int8; auto takes the checkpoint's own format."""
+
+    quantization_exclude: tuple[str, ...] = ()
+    """Layers not to quantize at load, as patterns such as lm_head, model.layers.0.* or *.down_proj."""
 
     kernels: tuple[str, ...] = ()
     """Kernel plugins in order of preference; all that are installed, by their priority, when empty."""
@@ -43,6 +48,16 @@ class WorkerSettings(ServiceSettings):
 
     kv_cache_dtype: str = "auto"
     """KV cache plugin; auto keeps keys and values as the model computes them."""
+
+    speculative: str = NO_SPECULATION
+    """Speculation plugin, such as ngram: several tokens of an answer in one step, the same ids; none for
+    none."""
+
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=MAX_DRAFT_TOKENS)] = 5
+    """Most tokens that speculation tries ahead in a sequence and step; fewer where they do not pay."""
+
+    speculative_options: tuple[str, ...] = ()
+    """What the speculation plugin is told, as NAME=VALUE."""
 
     max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
     """Longest prompt and answer together in tokens; what the checkpoint allows when unset, never more."""

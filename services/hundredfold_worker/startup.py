@@ -13,8 +13,10 @@ from hundredfold.errors import StartError
 from hundredfold.models import ModelError, ModelFiles, fingerprint, resolve
 from hundredfold.plugin.registry import PluginError, Registry, all_registries
 from hundredfold.telemetry import get_logger
+from hundredfold_worker.engine.draft_cost import DraftCost
 from hundredfold_worker.engine.engine import Engine
 from hundredfold_worker.engine.slots import EngineLimits
+from hundredfold_worker.engine.speculation import Speculation
 from hundredfold_worker.memory import (
     CacheNeed,
     MemoryBudget,
@@ -24,8 +26,16 @@ from hundredfold_worker.memory import (
     total_bytes,
     usable_processors,
 )
-from hundredfold_worker.model import LoadedModel, LoadOptions, ModelLoadError, PagedCache, load_model
+from hundredfold_worker.model import (
+    LoadedModel,
+    LoadOptions,
+    ModelLoadError,
+    PagedCache,
+    Selection,
+    load_model,
+)
 from hundredfold_worker.settings import WorkerSettings
+from hundredfold_worker.strategy import Strategy, bind_strategy
 from hundredfold_worker.trial import Trial
 
 log = get_logger(__name__)
@@ -57,6 +67,13 @@ class Loaded:
     files: ModelFiles
     fingerprint: str
     phases: Phases = field(default_factory=Phases)
+    strategy: Strategy | None = None
+    """How to speculate; ``None`` for not at all."""
+
+    @property
+    def selections(self) -> tuple[Selection, ...]:
+        """Choices made beside the model's own."""
+        return () if self.strategy is None else (self.strategy.selection,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +112,12 @@ def start_model(settings: WorkerSettings, registries: Mapping[str, Registry]) ->
             digest = fingerprint(files)
         with phases.time("load"):
             model = load_model(files, _load_options(settings), registries)
+            strategy = bind_strategy(settings, registries, model)
     except (ModelError, ModelLoadError, PluginError) as error:
         raise StartError(str(error)) from error
     for warning in model.runtime.warnings:
         log.warning("checkpoint", warning=warning)
-    return Loaded(model, files, digest, phases)
+    return Loaded(model, files, digest, phases, strategy)
 
 
 def make_engine(loaded: Loaded, settings: WorkerSettings) -> Started:
@@ -118,12 +136,16 @@ def make_engine(loaded: Loaded, settings: WorkerSettings) -> Started:
     held, free = held_bytes(model.device), free_bytes(model.device)
     budget = MemoryBudget(total_bytes(model.device), utilization, held, 0, free)
     num_blocks(budget, need, settings.num_kv_blocks)  # what cannot fit is said before time is spent
-    if settings.warm_up or settings.num_kv_blocks is None:
+    strategy, cost = loaded.strategy, None
+    if settings.warm_up or settings.num_kv_blocks is None or strategy is not None:
         with phases.time("measure"):
             trial = Trial(model, limits)
             budget = replace(budget, step=trial.measure())
         with phases.time("warm up"):
             trial.warm_up()
+        if strategy is not None:
+            with phases.time("time drafts"):
+                cost = DraftCost(*trial.step_seconds(strategy.num_tokens))
         del trial
     blocks = num_blocks(budget, need, settings.num_kv_blocks)
     with phases.time("allocate"):
@@ -138,7 +160,15 @@ def make_engine(loaded: Loaded, settings: WorkerSettings) -> Started:
         step_bytes=budget.step,
         total_bytes=budget.total,
     )
-    engine = Engine(model, cache, _limits(model, settings, blocks))
+    limits = replace(limits, num_blocks=blocks)
+    if strategy is None or cost is None:
+        return Started(Engine(model, cache, limits), loaded, need.bytes_per_block)
+    rows = cost.most_rows(strategy.num_tokens, limits.max_num_seqs)
+    limits = replace(limits, max_draft_tokens=strategy.num_tokens, max_draft_rows=rows)
+    log.info(
+        "speculation", strategy=strategy.selection.chosen, num_tokens=strategy.num_tokens, most_rows=rows
+    )
+    engine = Engine(model, cache, limits, Speculation(strategy.drafter, cost, limits))
     return Started(engine, loaded, need.bytes_per_block)
 
 
@@ -153,13 +183,13 @@ def _allocate(model: LoadedModel, blocks: int) -> PagedCache:
         ) from error
 
 
-def _limits(model: LoadedModel, settings: WorkerSettings, blocks: int = 1) -> EngineLimits:
+def _limits(model: LoadedModel, settings: WorkerSettings) -> EngineLimits:
     return EngineLimits(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.batched_tokens_on(model.device.type),
         max_model_len=model.max_model_len,
         block_size=settings.block_size,
-        num_blocks=blocks,
+        num_blocks=1,
         vocab_size=model.vocab_size,
         sliding_window=model.description.sliding_window,
     )
@@ -174,6 +204,7 @@ def _load_options(settings: WorkerSettings) -> LoadOptions:
         kernels=settings.kernels,
         activations=settings.activations,
         quantization=settings.quantization,
+        quantization_exclude=settings.quantization_exclude,
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,
         num_threads=settings.num_threads or usable_processors(),

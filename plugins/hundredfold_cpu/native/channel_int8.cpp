@@ -8,6 +8,7 @@
 #include "hadamard.h"
 #include "vec_math.h"
 #include "weight.h"
+#include "words.h"
 
 // Mirrored by hundredfold_cpu/channel_int8.py.
 struct ChannelWeight {
@@ -416,11 +417,13 @@ HF_EXPORT(channel_int8_f32)
 (const ChannelWeight* w, const float* x, int64_t x_stride, int64_t m, float* y, int64_t y_stride) {
   HF_ISA::channel_int8(*w, x, x_stride, m, y, y_stride);
 }
+HF_WORDS(channel_int8_f32)
 
 HF_EXPORT(channel_int8_bf16)
 (const ChannelWeight* w, const uint16_t* x, int64_t x_stride, int64_t m, uint16_t* y, int64_t y_stride) {
   HF_ISA::channel_int8(*w, x, x_stride, m, y, y_stride);
 }
+HF_WORDS(channel_int8_bf16)
 
 // codes[n][k], rows `stride` apart, to panels, once at load; `correction` has room for whole panels.
 HF_EXPORT(pack_channel_int8)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from hundredfold.plugin import Activations, CanonicalWeight, GroupedIntWeight
+from hundredfold.plugin import Activations, CanonicalWeight, ChannelInt8Weight, GroupedIntWeight
 from hundredfold_worker.model.errors import ModelLoadError
 from hundredfold_worker.model.loaded import Selection
 
 AUTO = "auto"
-INTEGERS: tuple[type[CanonicalWeight], ...] = (GroupedIntWeight,)
+INTEGERS: tuple[type[CanonicalWeight], ...] = (GroupedIntWeight, ChannelInt8Weight)
 """Weights that have a product with int8 inputs."""
 
 
@@ -25,6 +25,8 @@ class ActivationsPolicy:
     dtype: str
     """The compute type that was asked for, ``auto`` when none was."""
     device: torch.device
+    meant: Activations = Activations.FLOAT
+    """What a quantizer that was asked for makes its weights for."""
 
     def __post_init__(self) -> None:
         known = [AUTO, *(kind.value for kind in Activations)]
@@ -49,7 +51,11 @@ class ActivationsPolicy:
         quantized, total = layers.get(Activations.INT8, 0), sum(layers.values())
         if not quantized:
             return Selection("activations", Activations.FLOAT.value, self._why_float())
-        why = "asked for" if self.asked != AUTO else "auto: integer weights on a CPU, no dtype asked for"
+        why = "auto: integer weights on a CPU, no dtype asked for"
+        if self.asked != AUTO:
+            why = "asked for"
+        elif self.meant is Activations.INT8:
+            why = "auto: the quantization that was asked for is meant so"
         return Selection(
             "activations", Activations.INT8.value, f"{quantized} of {total} linear layers, {why}"
         )
@@ -57,7 +63,7 @@ class ActivationsPolicy:
     def _why_float(self) -> str:
         if self.asked == Activations.INT8.value:
             raise ModelLoadError(
-                "activations 'int8' was asked for, but no layer has weights of grouped integers; "
+                "activations 'int8' was asked for, but no layer has integer weights that a kernel takes so; "
                 "set activations to auto or float"
             )
         if self.asked != AUTO:
@@ -66,7 +72,7 @@ class ActivationsPolicy:
 
     def _auto_against(self) -> str:
         """Why ``auto`` quantizes no input; empty when it may."""
-        if self.dtype != AUTO:
+        if self.dtype != AUTO and self.meant is not Activations.INT8:
             return f"dtype {self.dtype} was asked for"
         if self.device.type != "cpu":
             return f"auto quantizes inputs on a CPU, not on {self.device.type}"

@@ -22,6 +22,7 @@ from hundredfold_worker.model.description import (
 from hundredfold_worker.model.embedding import Embedding, make_embedding
 from hundredfold_worker.model.errors import ModelLoadError
 from hundredfold_worker.model.memory import trim
+from hundredfold_worker.model.on_the_fly import OnTheFly, plain_matrix
 from hundredfold_worker.model.selection import KernelChooser
 from hundredfold_worker.model.weights import WeightReader
 
@@ -47,6 +48,7 @@ class Builder:
     dtype: torch.dtype
     rotaries: Sequence[RotaryDescription]
     """Every kind of rotation; a layer refers to its own by position."""
+    on_the_fly: OnTheFly | None = None
     nbytes: int = 0
 
     def ends(self) -> Ends:
@@ -55,10 +57,12 @@ class Builder:
         shape = (description.vocab_size, description.hidden_size)
         embedding = self._embedding(self.reader.matrix(names.embedding, shape), names.embedding)
         self.nbytes += embedding.nbytes
-        if description.tied_head:
-            head = self._tied(embedding)
+        if not description.tied_head:
+            head = self._linear(names.head, self._read(names.head, shape), None)
+        elif (own := self._converted(names.head, embedding.weight)) is not None:
+            head = self._linear(names.head, own, None)
         else:
-            head = self._linear(names.head, self.reader.matrix(names.head, shape), None)
+            head = self._tied(embedding)
         norm = self._norm(names.final_norm, description.hidden_size)
         self._let_go()
         return Ends(embedding, norm, head)
@@ -102,7 +106,9 @@ class Builder:
     ) -> Projection:
         """Layers over one input with these output features; a single name holds all of them."""
         parts = list(zip(names, (sum(rows),) if len(names) == 1 else rows, strict=True))
-        weights = [self.reader.matrix(name, (count, columns)) for name, count in parts]
+        if len(names) == 1 and self._differ(names[0]):
+            return self._taken_apart(names[0], rows, columns, has_bias)
+        weights = [self._read(name, (count, columns)) for name, count in parts]
         biases = [self._bias(name, count) if has_bias else None for name, count in parts]
         joined = weights[0] if len(weights) == 1 else join_rows(weights)
         if joined is None:
@@ -112,9 +118,40 @@ class Builder:
         present = [bias for bias in biases if bias is not None]
         return Projection((self._linear("+".join(names), joined, _join(present)),), (sum(rows),))
 
+    def _taken_apart(self, name: str, rows: Sequence[int], columns: int, has_bias: bool) -> Projection:
+        """A joined layer whose parts get different formats."""
+        matrix = plain_matrix(self.reader.matrix(name, (sum(rows), columns)))
+        bias = self._bias(name, sum(rows)) if has_bias else None
+        linears, first = [], 0
+        for index, (count, excepted) in enumerate(zip(rows, self._excepted(name), strict=True)):
+            part = slice(first, first + count)
+            first += count
+            weight: CanonicalWeight = DenseWeight(matrix[part])
+            if not excepted:
+                weight = self._converted(name, weight, whole=False) or weight
+            linears.append(self._linear(f"{name}[{index}]", weight, None if bias is None else bias[part]))
+        return Projection(tuple(linears), tuple(rows))
+
     def _single(self, name: str, shape: tuple[int, int], has_bias: bool) -> Linear:
         bias = self._bias(name, shape[0]) if has_bias else None
-        return self._linear(name, self.reader.matrix(name, shape), bias)
+        return self._linear(name, self._read(name, shape), bias)
+
+    def _read(self, name: str, shape: tuple[int, int]) -> CanonicalWeight:
+        """A linear layer's weight as it is to be computed."""
+        weight = self.reader.matrix(name, shape)
+        return self._converted(name, weight) or weight
+
+    def _converted(self, name: str, weight: CanonicalWeight, *, whole: bool = True) -> CanonicalWeight | None:
+        """The weight quantized; ``None`` where it stays as it is. ``whole``: of all parts of the layer."""
+        if self.on_the_fly is None or (whole and any(self._excepted(name))):
+            return None
+        return self.on_the_fly.convert(name, weight)
+
+    def _excepted(self, name: str) -> tuple[bool, ...]:
+        return () if self.on_the_fly is None else self.on_the_fly.excepts(name)
+
+    def _differ(self, name: str) -> bool:
+        return len(set(self._excepted(name))) > 1
 
     def _linear(self, name: str, weight: CanonicalWeight, bias: Tensor | None) -> Linear:
         linear = self.kernels.prepare(name, weight, bias)

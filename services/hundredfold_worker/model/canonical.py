@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hundredfold.plugin import CanonicalWeight, ChannelInt8Weight, DenseWeight, GroupedIntWeight
+from hundredfold.plugin import (
+    BlockHadamard,
+    CanonicalWeight,
+    ChannelInt8Weight,
+    DenseWeight,
+    GroupedIntWeight,
+)
 
 
 def join_rows(weights: Sequence[CanonicalWeight]) -> CanonicalWeight | None:
@@ -17,7 +23,9 @@ def join_rows(weights: Sequence[CanonicalWeight]) -> CanonicalWeight | None:
     first = weights[0]
     if not isinstance(first, (DenseWeight, GroupedIntWeight, ChannelInt8Weight)):
         return None
-    if any(_format(weight) != _format(first) or weight.transform is not None for weight in weights):
+    if any(not isinstance(weight.transform, BlockHadamard | None) for weight in weights):
+        return None  # their tensors may differ
+    if any(_format(weight) != _format(first) for weight in weights):
         return None
     joined: dict[str, Any] = {
         field.name: torch.cat([getattr(weight, field.name) for weight in weights])

@@ -167,13 +167,18 @@ class GuardedMethod:
             lambda: self._method.load(layer, tensors),
             expected=(ValueError, KeyError),
         )
-        if not isinstance(weight, CanonicalWeight):
-            raise self._guard.fault(
-                self._plugin, f"{what} gave {type(weight).__name__}, which is no canonical weight"
-            )
-        matrix = weight.weight if isinstance(weight, DenseWeight) else weight.codes
-        if tuple(matrix.shape) != layer.shape:
-            raise self._guard.fault(
-                self._plugin, f"{what} gave a weight of {list(matrix.shape)}, wanted is {list(layer.shape)}"
-            )
-        return weight
+        return check_weight(self._guard, self._plugin, what, layer, weight)
+
+
+def check_weight(
+    guard: Guard, plugin: Any, what: str, layer: LayerRequest, weight: object
+) -> CanonicalWeight:
+    """A weight that a plugin gave for a layer. Raises ``ModelLoadError`` when it is none, or misshapen."""
+    if not isinstance(weight, CanonicalWeight):
+        raise guard.fault(plugin, f"{what} gave {type(weight).__name__}, which is no canonical weight")
+    matrix = weight.weight if isinstance(weight, DenseWeight) else weight.codes
+    if tuple(matrix.shape) != layer.shape:
+        raise guard.fault(
+            plugin, f"{what} gave a weight of {list(matrix.shape)}, wanted is {list(layer.shape)}"
+        )
+    return weight

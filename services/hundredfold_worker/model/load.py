@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hundredfold.models import ModelFiles
 from hundredfold.models.errors import ModelError
-from hundredfold.plugin import AttentionBatch, ElementwiseSpec, KVCacheSpec
+from hundredfold.plugin import Activations, AttentionBatch, ElementwiseSpec, KVCacheSpec
 from hundredfold.plugin.registry import Registry
 from hundredfold_worker.model.activations import ActivationsPolicy
 from hundredfold_worker.model.architectures import describe
@@ -21,10 +21,12 @@ from hundredfold_worker.model.decoder import Decoder
 from hundredfold_worker.model.description import ModelDescription
 from hundredfold_worker.model.errors import ModelLoadError
 from hundredfold_worker.model.loaded import LoadedModel, LoadOptions, PagedCache, RuntimeReport
+from hundredfold_worker.model.on_the_fly import choose_on_the_fly
 from hundredfold_worker.model.precision import NAMES, choose_device, choose_dtype
 from hundredfold_worker.model.rotary import RotaryTable
 from hundredfold_worker.model.runner import Runner
 from hundredfold_worker.model.selection import (
+    AUTO,
     KernelChooser,
     choose_attention,
     choose_elementwise,
@@ -96,7 +98,9 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
     model = describe(checkpoint)
     description = model.description
     max_model_len = _max_model_len(options, description)
-    method, quantization_selection = choose_quantization(registries, checkpoint.info, options.quantization)
+    on_the_fly = choose_on_the_fly(registries, options, model.names)
+    asked_format = options.quantization if on_the_fly is None else AUTO
+    method, quantization_selection = choose_quantization(registries, checkpoint.info, asked_format)
     kv_heads, head_dim = heads_of_cache(description)
     spec = KVCacheSpec(description.num_layers, kv_heads, head_dim, options.block_size, device, dtype)
     encoding, kv_selection = choose_kv_cache(registries, spec, options.kv_cache_dtype)
@@ -106,11 +110,12 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
     operations, elementwise_selection = choose_elementwise(
         registries, ElementwiseSpec(device, dtype, activations)
     )
-    policy = ActivationsPolicy(options.activations, options.dtype, device)
+    meant = Activations.FLOAT if on_the_fly is None else on_the_fly.activations
+    policy = ActivationsPolicy(options.activations, options.dtype, device, meant)
     kernels = KernelChooser(registries, options.kernels, device, dtype, policy)
     reader = WeightReader(checkpoint, method, model.names)
     rotaries = description.rotaries
-    builder = Builder(model, reader, kernels, operations, device, dtype, rotaries)
+    builder = Builder(model, reader, kernels, operations, device, dtype, rotaries, on_the_fly)
     ends = builder.ends()
     tables = tuple(RotaryTable(rotary, max_model_len, device) for rotary in rotaries)
     decoder = Decoder(
@@ -124,6 +129,8 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
         attention=attention,
         cache_planner=BackendCachePlanner(attention, spec, encoding),
     )
+    if on_the_fly is not None:
+        quantization_selection = on_the_fly.selection(quantization_selection)
     runtime = RuntimeReport(
         device=device.type,
         dtype=NAMES[dtype],

@@ -31,7 +31,9 @@ class LoadOptions:
     activations: str = "auto"
     """``auto``, ``float`` or ``int8``: how inputs of layers with integer weights are multiplied."""
     quantization: str = "auto"
-    """``auto`` or the name of a quantization plugin; the checkpoint's own format has to agree."""
+    """``auto``, the name of a format plugin, which the checkpoint has to agree with, or of a quantizer."""
+    quantization_exclude: tuple[str, ...] = ()
+    """Patterns of layers that a quantizer leaves alone, by checkpoint names or those of transformers."""
     max_model_len: int | None = None
     """Tokens of the longest sequence; ``None`` takes the checkpoint's limit. More than that is refused."""
     block_size: int = 16

@@ -40,6 +40,7 @@ from hundredfold.plugin.quantization import (
     StoredTensor,
     TensorSource,
 )
+from hundredfold.plugin.quantizer import Quantizer
 from hundredfold.plugin.reasons import Choice, NothingFits, Reasons, Refused, choose
 from hundredfold.plugin.speculative import Drafter, DraftRequest, SpeculationSpec, SpeculativePlugin
 from hundredfold.plugin.weights import (
@@ -61,6 +62,7 @@ API_VERSION = 1
 
 GROUPS = {
     "hundredfold.quantization": QuantizationPlugin,
+    "hundredfold.quantizers": Quantizer,
     "hundredfold.kernels": KernelPlugin,
     "hundredfold.elementwise": ElementwisePlugin,
     "hundredfold.kv_cache": KVCachePlugin,
@@ -113,6 +115,7 @@ __all__ = [
     "Program",
     "QuantizationMethod",
     "QuantizationPlugin",
+    "Quantizer",
     "Reasons",
     "Refused",
     "RotaryStyle",

@@ -26,7 +26,7 @@ ASKS_WHO = re.compile(
 
 def plugin_names() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    groups = ("quantization", "kv_cache", "attention", "speculative", "kernels", "elementwise")
+    groups = ("quantization", "quantizers", "kv_cache", "attention", "speculative", "kernels", "elementwise")
     points = project["entry-points"]
     return {name for group in groups for name in points.get(f"hundredfold.{group}", {})}
 

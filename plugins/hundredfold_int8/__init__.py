@@ -1,0 +1,1 @@
+"""Weights quantized to int8 while the model loads."""
