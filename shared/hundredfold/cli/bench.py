@@ -26,7 +26,9 @@ from hundredfold.bench.sweep import SWEEPS, SWEPT, choose_axes, make_plans, run_
 from hundredfold.bench.sweep_table import render_sweep
 from hundredfold.bench.table import render
 from hundredfold.cli.bench_bottleneck import bottleneck
+from hundredfold.cli.bench_check import check
 from hundredfold.cli.bench_ladder import ladder
+from hundredfold.cli.bench_tune import tune
 from hundredfold.rpc import run_loop
 
 OFFLINE = "bench-offline"
@@ -42,6 +44,8 @@ def command() -> None:
 
 
 command.add_command(ladder)
+command.add_command(check)
+command.add_command(tune)
 command.add_command(bottleneck)
 
 
