@@ -30,6 +30,7 @@ class DeviceLoop:
         self._metrics = metrics
         self._session: Session | None = None
         self._traceparents: dict[int, str] = {}
+        self._had_work = False
 
     def run(self) -> None:
         """Carry out orders."""
@@ -50,6 +51,7 @@ class DeviceLoop:
 
     def _forget(self, successor: Session | None) -> None:
         self._session = successor
+        self._had_work = False
         self._traceparents.clear()
         self._engine.reset()
 
@@ -57,9 +59,13 @@ class DeviceLoop:
         session = order.session
         if session is not self._session or not session.alive:
             return
-        idle_us = round((time.perf_counter() - waited_from) * 1e6)
+        waited = time.perf_counter() - waited_from
+        if self._had_work:
+            self._engine.totals.gap_s += waited
+            if self._metrics is not None:
+                self._metrics.gap(waited)
         try:
-            result = self._step(order, idle_us)
+            result = self._step(order, round(waited * 1e6))
         except BrokenPlan as broken:
             log.error("broken plan", step=order.plan.step, reason=str(broken))
             self._forget(None)
@@ -69,6 +75,7 @@ class DeviceLoop:
             session.answer(error)
             raise
         session.answer(result)
+        self._had_work = self._engine.num_live > 0
 
     def _step(self, order: Run, idle_us: int) -> StepResult:
         before = self._engine.totals.computed_tokens

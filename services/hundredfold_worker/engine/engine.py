@@ -35,6 +35,8 @@ class EngineTotals:
     accepted_tokens: int = 0
     """Output tokens that came beyond the first of their row and step: drafts that were right."""
     failed_sequences: int = 0
+    gap_s: float = 0.0
+    """Seconds between steps while sequences were running."""
 
 
 class Engine:

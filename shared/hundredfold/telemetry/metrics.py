@@ -72,6 +72,7 @@ class ServiceMetrics:
         )
         self._queue = meter.create_histogram(names.QUEUE_TIME, "s", "Arrival to the first step")
         self._step = meter.create_histogram(names.STEP_DURATION, "s", "One engine step")
+        self._gap = meter.create_histogram(names.STEP_GAP, "s", "Between steps while sequences run")
         self._requests = meter.create_counter(names.REQUESTS, description="Requests that ended")
         self._prompt = meter.create_counter(names.PROMPT_TOKENS, description="Prompt tokens")
         self._cached = meter.create_counter(names.CACHED_TOKENS, description="Prompt tokens from the cache")
@@ -125,6 +126,10 @@ class ServiceMetrics:
         self._step.record(duration_s)
         self._computed.add(computed_tokens)
         self._recomputed.add(recomputed_tokens)
+
+    def gap(self, seconds: float) -> None:
+        """The device waited for its next step although sequences were running."""
+        self._gap.record(seconds)
 
     def watch_load(self, read: Callable[[], LoadSample]) -> None:
         """Show as gauges what ``read`` returns at each scrape. It is called on the scraper's thread."""

@@ -19,6 +19,7 @@ WAITING_TOKENS = "hundredfold.waiting_tokens"
 CACHE_USAGE = "hundredfold.cache_usage"
 CACHE_BLOCKS = "hundredfold.cache_blocks"
 STEP_DURATION = "hundredfold.step.duration"
+STEP_GAP = "hundredfold.step.gap"
 HTTP_DURATION = "http.server.request.duration"
 HTTP_ACTIVE = "http.server.active_requests"
 
