@@ -13,7 +13,7 @@ import grpc
 
 from hundredfold.internal.v1 import worker_pb2_grpc
 from hundredfold.plugin.registry import Registry
-from hundredfold.rpc import RequestError, ServiceHost, run_loop
+from hundredfold.rpc import RequestError, ServiceHost, keep_what_is_loaded, run_loop
 from hundredfold.telemetry import LoadSample, get_logger
 from hundredfold.v1 import control_pb2
 from hundredfold_worker.device_loop import DeviceLoop
@@ -65,6 +65,7 @@ class WorkerService:
     def serve(self, started: Started) -> None:
         """Compute plans on this thread until the host has ended. Raises what an engine cannot survive."""
         self._started = started
+        keep_what_is_loaded()
         self._servicer.facts = WorkerFacts(
             started.loaded.fingerprint, started.engine.limits, started.bytes_per_block
         )
@@ -116,7 +117,10 @@ class WorkerService:
                 "steps": totals.steps,
                 "computed_tokens": totals.computed_tokens,
                 "output_tokens": totals.output_tokens,
+                "drafted_tokens": totals.drafted_tokens,
+                "accepted_tokens": totals.accepted_tokens,
                 "failed_sequences": totals.failed_sequences,
+                "step_gap_us": round(1e6 * totals.gap_s),
                 **{f"step_{part}_us": round(1e6 * seconds) for part, seconds in times.parts().items()},
             },
         )
