@@ -47,7 +47,7 @@ def add_model(info: control_pb2.ServiceInfo, started: Started) -> None:
                         for refused in selection.refused
                     ],
                 )
-                for selection in report.selections
+                for selection in (*report.selections, *started.loaded.selections)
             ],
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,
