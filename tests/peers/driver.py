@@ -114,13 +114,13 @@ class Driver:
     def _last_words(self) -> str:
         code = self._process.poll()
         if code is not None and code < 0:
-            return f"killed by {signal.Signals(-code).name}: {_telling(self._words)}"
-        return _telling(self._words)
+            return f"killed by {signal.Signals(-code).name}: {_telling(list(self._words))}"
+        return _telling(list(self._words))
 
 
 def _telling(words: Sequence[str]) -> str:
     errors = [line for line in words if "Error" in line or "error:" in line]
-    return ([*words[-1:], *errors[-1:]] or ["it ended without a word"])[-1][:300]
+    return (errors or words or ["it ended without a word"])[-1][:300]
 
 
 def _pipe(stream: IO[str] | None) -> IO[str]:

@@ -154,7 +154,8 @@ def _sentence(ladder: Ladder) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*") if not text.startswith("*") else text
+    escaped = text.replace("|", "\\|")
+    return escaped if text.startswith("*") else escaped.replace("*", "\\*")
 
 
 def _speed(value: float) -> str:
