@@ -102,6 +102,14 @@ constraints: ## pin today's versions of everything, to be tested and committed
 clients: $(VENV)/.installed-test ## foreign clients (OpenAI's, lm-eval, aiperf, C++, buf) against a running server; ARGS=NAME
 	PYTHONPATH=tests $(BIN)/python -m clients.run $(ARGS)
 
+.PHONY: bench-check
+bench-check: $(VENV)/.installed ## speed against stored ratios of this kind of machine; ARGS=--update stores new ones
+	$(BIN)/hundredfold bench check --ratios tests/speed.json $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: $(VENV)/.installed-test ## vLLM, llama.cpp, OpenVINO and transformers beside us, each in an environment of its own
+	PYTHONPATH=tests $(BIN)/python -m peers.run $(ARGS)
+
 .PHONY: docker-test
 docker-test: $(VENV)/.installed ## build the images, start the Compose stack in a real engine and talk to it
 	deploy/docker/test.sh
