@@ -29,9 +29,9 @@ class DraftCost:
     """
 
     def __init__(self, positions: Sequence[int], seconds: Sequence[float]) -> None:
-        """``positions`` ascend from 1. More positions count as no faster: a lower time was chance."""
+        """``positions`` ascend from 1. A step that took longer than one of more positions was held up."""
         self._positions = np.array(positions, dtype=np.float64)
-        self._seconds = np.maximum.accumulate(np.array(seconds, dtype=np.float64))
+        self._seconds = np.minimum.accumulate(np.array(seconds, dtype=np.float64)[::-1])[::-1]
         self._plain = self._drafted = 1.0
 
     def seconds(self, positions: Ints) -> F64:
