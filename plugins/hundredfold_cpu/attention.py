@@ -21,7 +21,7 @@ from hundredfold.plugin import (
 )
 from hundredfold_cpu.elementwise import SUFFIXES
 from hundredfold_cpu.library import INT, POINTER, Variant, best
-from hundredfold_cpu.paged_cache import DTYPES, LANES, CpuLayerCache, bytes_per_block
+from hundredfold_cpu.paged_cache import LANES, STORED, CpuLayerCache, bytes_per_block
 from hundredfold_cpu.program import kept_call
 from hundredfold_cpu.tiles import Scratch, Step, StepRecord, prepare_step
 
@@ -31,13 +31,15 @@ LONG = 1 << 24
 UNLIMITED = 1 << 62
 """The window of a layer that has none."""
 
+MOST_HEAD_DIM = 512
+"""As in native/paged.h."""
+
 
 class _Layer(ctypes.Structure):
     """``Layer`` of native/attention.cpp."""
 
     _fields_ = (
-        ("keys", POINTER),
-        ("values", POINTER),
+        ("blocks", POINTER),
         ("sinks", POINTER),
         ("num_heads", INT),
         ("num_kv_heads", INT),
@@ -62,23 +64,25 @@ class CpuAttention:
         self._kernels: dict[tuple[torch.dtype, Encoding, bool], Callable[..., None]] = {}
 
     def refuses(self, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding) -> Reasons:
-        """Takes every layer over float caches in main memory."""
+        """Takes every layer over a cache in main memory."""
         reasons = []
         if cache.device.type != "cpu":
             reasons.append(f"computes on CPUs, not on {cache.device.type}")
-        if encoding not in DTYPES:
-            known = ", ".join(sorted(known.value for known in DTYPES))
+        if encoding not in STORED:
+            known = ", ".join(sorted(known.value for known in STORED))
             reasons.append(f"reads caches in {known}, not in {encoding.value}")
         if cache.dtype not in SUFFIXES:
             reasons.append(f"computes float32 and bfloat16, not {cache.dtype}")
         if cache.block_size % LANES:
             reasons.append(f"block_size is {cache.block_size}, wanted is a multiple of {LANES}")
+        if layer.head_dim > MOST_HEAD_DIM:
+            reasons.append(f"takes head_dim up to {MOST_HEAD_DIM}, not {layer.head_dim}")
         if layer.num_heads % layer.num_kv_heads:
             reasons.append(f"{layer.num_heads} query heads are no multiple of {layer.num_kv_heads} kv heads")
         return reasons
 
     def bytes_per_block(self, cache: KVCacheSpec, encoding: Encoding) -> int:
-        """Keys and values; these are padded to whole vectors."""
+        """Keys and values, padded to whole vectors, and their scales."""
         return bytes_per_block(cache, encoding)
 
     def allocate(self, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> CpuLayerCache:
@@ -92,7 +96,7 @@ class CpuAttention:
 
     def capturing(self, cache: KVCacheSpec, encoding: Encoding) -> CpuCapturedAttention:
         """See ``hundredfold.plugin.CapturingAttention``."""
-        name = f"attention_{SUFFIXES[cache.dtype]}_{SUFFIXES[DTYPES[encoding]]}"
+        name = f"attention_{SUFFIXES[cache.dtype]}_{encoding.value}"
         return CpuCapturedAttention(self._variant, name, cache, self._scratch)
 
     def _kernel(self, cache: KVCacheSpec, encoding: Encoding, pairs: int) -> Callable[..., None]:
@@ -100,7 +104,7 @@ class CpuAttention:
         key = (cache.dtype, encoding, release)
         kernel = self._kernels.get(key)
         if kernel is None:
-            name = f"attention_{SUFFIXES[cache.dtype]}_{SUFFIXES[DTYPES[encoding]]}"
+            name = f"attention_{SUFFIXES[cache.dtype]}_{encoding.value}"
             p, i = POINTER, INT
             kernel = self._variant.function(name, p, p, p, i, p, i, p, i, p, release=release)
             self._kernels[key] = kernel
@@ -176,8 +180,7 @@ class CpuCapturedAttention:
 def _layer(layer: AttentionSpec, cache: CpuLayerCache, spec: KVCacheSpec) -> _Layer:
     sinks = layer.sinks
     return _Layer(
-        cache.keys.data_ptr(),
-        cache.values.data_ptr(),
+        cache.blocks.data_ptr(),
         None if sinks is None else sinks.data_ptr(),
         layer.num_heads,
         layer.num_kv_heads,

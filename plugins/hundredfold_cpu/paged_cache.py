@@ -1,45 +1,67 @@
-"""The native backend's cache: sixteen keys side by side, column by column; sixteen columns of each value."""
+"""The native backend's cache: blocks of bytes, laid out as ``native/paged.h`` says."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hundredfold.plugin import Encoding, KeysAndValues, KVCacheSpec
+from hundredfold.plugin import Encoding, KVCacheSpec
 
 LANES = 16
 """Keys that lie together, and what a value's columns are padded to."""
 
 HUGE_PAGE = 1 << 21
 
-DTYPES = {Encoding.FP32: torch.float32, Encoding.BF16: torch.bfloat16}
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An encoding in memory."""
+
+    nbytes: int
+    """Of a code."""
+    scales: bool
+    """Whether each token has, for every kv head, a float32 scale of its key and one of its value."""
 
 
-class CpuLayerCache(KeysAndValues):
-    """One layer: keys [blocks, kv_heads * block_size * head_dim], values with ``padded(head_dim)`` columns.
+STORED = {
+    Encoding.FP32: Stored(4, scales=False),
+    Encoding.BF16: Stored(2, scales=False),
+    Encoding.INT8: Stored(1, scales=True),
+    Encoding.FP8: Stored(1, scales=True),
+}
 
-    See ``native/attention.cpp`` for how a block lies.
-    """
 
-    __slots__ = ()
+@dataclass(frozen=True, slots=True)
+class CpuLayerCache:
+    """One layer."""
+
+    blocks: Tensor
+    """uint8[blocks, bytes of a block]."""
 
     @classmethod
     def allocate(cls, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> CpuLayerCache:
         """Zeros, so that the pages exist from the start and a later step cannot run out of them."""
-        tokens = cache.num_kv_heads * cache.block_size
-        widths = (cache.head_dim, padded(cache.head_dim))
-        keys, values = (_zeros(num_blocks, tokens * width, DTYPES[encoding]) for width in widths)
-        return cls(keys, values)
+        return cls(_zeros(num_blocks, bytes_per_block(cache, encoding)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole layer."""
+        return self.blocks.nbytes
+
+    def copy_blocks(self, source: Tensor, destination: Tensor) -> None:
+        """Copy whole blocks; every source is read before a destination is written."""
+        self.blocks.index_copy_(0, destination, self.blocks.index_select(0, source))
 
 
-def _zeros(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+def _zeros(rows: int, columns: int) -> Tensor:
     """In huge pages where the system has them: blocks lie anywhere, and looking up small pages costs much."""
-    nbytes = rows * columns * dtype.itemsize
+    nbytes = rows * columns
     if nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros((rows, columns), dtype=dtype)
+        return torch.zeros((rows, columns), dtype=torch.uint8)
     try:
         # Shared memory, Python's default, has huge pages only where a system allows them for it.
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -47,7 +69,7 @@ def _zeros(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         raise MemoryError(f"{nbytes} bytes for cache blocks") from error
     with contextlib.suppress(OSError):  # a system built without them
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(rows, columns).zero_()
+    return torch.frombuffer(memory, dtype=torch.uint8).view(rows, columns).zero_()
 
 
 def padded(head_dim: int) -> int:
@@ -56,6 +78,8 @@ def padded(head_dim: int) -> int:
 
 
 def bytes_per_block(cache: KVCacheSpec, encoding: Encoding) -> int:
-    """Keys and values of one block."""
-    width = cache.head_dim + padded(cache.head_dim)
-    return cache.num_kv_heads * cache.block_size * width * DTYPES[encoding].itemsize
+    """Keys, whose columns are padded to two, and values, scales included."""
+    stored = STORED[encoding]
+    columns = cache.head_dim + cache.head_dim % 2 + padded(cache.head_dim)
+    scales = 2 * torch.float32.itemsize if stored.scales else 0
+    return cache.num_kv_heads * cache.block_size * (columns * stored.nbytes + scales)

@@ -1,4 +1,4 @@
-"""A step as the native kernel takes it: tiles of queries, writes that come first, room to work in."""
+"""A step as the native kernel takes it: tiles of queries, how they are dealt out, what is written before."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from torch import Tensor
 
 from hundredfold.plugin import AttentionBatch, AttentionSpec, KVCacheSpec
 from hundredfold_cpu.library import INT, POINTER
-from hundredfold_cpu.paged_cache import LANES, padded
+from hundredfold_cpu.paged_cache import padded
 
 TILE_ROWS = 24
 """Queries times heads of a group that are computed together: keys and values are read once for all."""
-TILE_SCORES = 1 << 16
-"""Scores of a tile: they should stay in a core's own cache. A single query may have more."""
+RUN = 512
+"""Keys that are taken together, as in native/products.h."""
 PIECE = 16
 """Tokens that one thread writes at a time."""
+SHARES = 4
+"""An item of work is at most one part in so many of what a thread has to do, where it can be cut so small."""
+ALL_RUNS = -1
 
 Ints = NDArray[np.int64]
 
@@ -29,7 +32,10 @@ class StepRecord(ctypes.Structure):
 
     _fields_ = (
         ("tiles", POINTER),
-        ("num_tiles", INT),
+        ("items", POINTER),
+        ("num_items", INT),
+        ("joins", POINTER),
+        ("num_joins", INT),
         ("pieces", POINTER),
         ("num_pieces", INT),
         ("tables", POINTER),
@@ -37,6 +43,7 @@ class StepRecord(ctypes.Structure):
         ("slots", POINTER),
         ("scratch", POINTER),
         ("scratch_stride", INT),
+        ("parts", POINTER),
         ("num_threads", INT),
     )
 
@@ -65,31 +72,45 @@ class Step:
 
 def prepare_step(batch: AttentionBatch, cache: KVCacheSpec, layer: AttentionSpec, scratch: Scratch) -> Step:
     """For every layer with as many heads and such a window."""
-    group = layer.num_heads // layer.num_kv_heads
+    threads = torch.get_num_threads()
+    group, heads, width = layer.num_heads // layer.num_kv_heads, layer.num_kv_heads, padded(layer.head_dim)
     queries = np.array(batch.query_lens, dtype=np.int64)
     lengths = np.array(batch.seq_lens, dtype=np.int64)
-    window = lengths if layer.sliding_window is None else np.minimum(lengths, layer.sliding_window)
-    most = max(1, TILE_ROWS // group)
-    sizes = np.clip(TILE_SCORES // (group * np.maximum(window, 1)), 1, most)
-    rows, firsts, counts = _cut(queries, sizes)
     starts = np.cumsum(queries) - queries
+    rows, firsts, counts = _cut(queries, max(1, TILE_ROWS // group))
     positions = (lengths - queries)[rows] + firsts
-    cut = (queries > sizes)[rows]
-    tiles = np.stack((rows, starts[rows] + firsts, counts, positions, ~cut), axis=1)
+    seen_from = np.zeros_like(positions)
+    if layer.sliding_window is not None:
+        seen_from = np.maximum(positions + 1 - layer.sliding_window, 0)
+    ends = positions + counts
+    runs = -(-ends // RUN) - seen_from // RUN
     # the longest first, so that no thread is left with one at the end
-    seen = positions + counts if layer.sliding_window is None else window[rows] + counts
-    tiles = np.ascontiguousarray(tiles[np.argsort(-counts * seen, kind="stable")])
-    long = np.flatnonzero(queries > sizes)
-    owners, piece_firsts, piece_counts = _cut(queries[long], np.full(len(long), PIECE))
-    pieces = np.ascontiguousarray(np.stack((starts[long][owners] + piece_firsts, piece_counts), axis=1))
-    # of each query and head: itself, its sums, its scores in whole vectors, their total
-    floats = layer.head_dim + padded(layer.head_dim) + np.minimum(seen, lengths[rows]) + 2 * LANES + 1
-    stride = int(np.max(counts * floats, initial=1)) * group + LANES
-    threads = torch.get_num_threads()
-    room = scratch.take(stride * threads)
+    work = counts * (ends - seen_from)
+    order = np.argsort(-work, kind="stable")
+    share = int(work.sum()) * heads // (SHARES * threads)
+    alone = (work > share) & (runs > 1) & (threads > 1)  # whose runs are items of their own
+    items = _items(order, heads, np.where(work * heads > share, 1, heads), np.where(alone, runs, 1))
+    items[:, 3] = np.where(alone[items[:, 0]], items[:, 3] + seen_from[items[:, 0]] // RUN, ALL_RUNS)
+    split = np.flatnonzero(alone)
+    joins = _items(split, heads, np.ones_like(rows), np.ones_like(rows))
+    parts = np.full(len(rows), -1)
+    sizes = runs[split] * heads * counts[split] * group * (width + 2)
+    parts[split] = np.cumsum(sizes) - sizes
+    before = np.zeros(len(queries), dtype=bool)  # rows that are written before anything is read
+    before[rows[alone | (firsts > 0)]] = True
+    tiles = np.stack((rows, starts[rows] + firsts, counts, positions, ~before[rows], parts), axis=1)
+    long = np.flatnonzero(before)
+    owners, piece_firsts, piece_counts = _cut(queries[long], PIECE)
+    pieces = np.stack((starts[long][owners] + piece_firsts, piece_counts), axis=1)
+    # of each query and head: itself, two sums, six numbers, scores, and weights in half as much
+    stride = int(counts.max(initial=1)) * group * (3 * width + 6 + RUN + RUN // 2)
+    room = scratch.take(stride * threads + int(sizes.sum()))
     step = StepRecord(
         tiles.ctypes.data,
-        len(tiles),
+        items.ctypes.data,
+        len(items),
+        joins.ctypes.data,
+        len(joins),
         pieces.ctypes.data,
         len(pieces),
         batch.block_tables.data_ptr(),
@@ -97,13 +118,22 @@ def prepare_step(batch: AttentionBatch, cache: KVCacheSpec, layer: AttentionSpec
         batch.slot_mapping.data_ptr(),
         room.data_ptr(),
         stride,
+        room.data_ptr() + stride * threads * room.itemsize,
         threads,
     )
-    return Step(ctypes.byref(step), (step, tiles, pieces, batch, room))
+    return Step(ctypes.byref(step), (step, tiles, items, joins, pieces, batch, room))
 
 
-def _cut(lengths: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints]:
+def _items(tiles: Ints, heads: int, at_once: Ints, runs: Ints) -> Ints:
+    """[tile, first head, number of heads, run] for ``tiles``, so many heads and one of so many runs each."""
+    owners, first_heads, num_heads = _cut(np.full(len(tiles), heads), at_once[tiles])
+    items, run, _ = _cut(runs[tiles][owners], 1)
+    return np.stack((tiles[owners][items], first_heads[items], num_heads[items], run), axis=1)
+
+
+def _cut(lengths: Ints, sizes: Ints | int) -> tuple[Ints, Ints, Ints]:
     """Each row in parts of its size: owner, first element and number of elements of every part."""
+    sizes = np.broadcast_to(sizes, lengths.shape)
     parts = -(-lengths // sizes)
     owners = np.repeat(np.arange(len(lengths)), parts)
     index = np.arange(len(owners)) - np.repeat(np.cumsum(parts) - parts, parts)

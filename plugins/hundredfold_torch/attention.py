@@ -19,7 +19,7 @@ from hundredfold.plugin import (
 )
 from hundredfold_torch.gathered import GatheredRows
 from hundredfold_torch.long_row import LongRow
-from hundredfold_torch.paged_cache import DTYPES, TorchLayerCache, token_rows
+from hundredfold_torch.paged_cache import DTYPES, SCALED, TorchLayerCache, token_rows
 from hundredfold_torch.workspace import Workspace
 
 MAX_SHORT_QUERIES = 8
@@ -41,7 +41,7 @@ class TorchAttention:
         self._workspace = Workspace()
 
     def refuses(self, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding) -> Reasons:
-        """Takes every layer over float encodings."""
+        """Takes every layer over floats, and over codes with a scale for each token and head."""
         reasons = []
         if encoding not in DTYPES:
             known = ", ".join(sorted(known.value for known in DTYPES))
@@ -51,12 +51,14 @@ class TorchAttention:
         return reasons
 
     def bytes_per_block(self, cache: KVCacheSpec, encoding: Encoding) -> int:
-        """Keys and values."""
-        return 2 * cache.num_kv_heads * cache.block_size * cache.head_dim * DTYPES[encoding].itemsize
+        """Keys and values, and their scales."""
+        scale = torch.float32.itemsize if encoding in SCALED else 0
+        token = cache.head_dim * DTYPES[encoding].itemsize + scale
+        return 2 * cache.num_kv_heads * cache.block_size * token
 
     def allocate(self, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> TorchLayerCache:
         """One layer's cache."""
-        return TorchLayerCache.allocate(cache, DTYPES[encoding], num_blocks)
+        return TorchLayerCache.allocate(cache, encoding, num_blocks)
 
     def plan(self, batch: AttentionBatch, cache: KVCacheSpec, encoding: Encoding) -> TorchPlannedAttention:
         """Sort the rows into groups that are computed together."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hundredfold.plugin import AttentionSpec, KVCacheSpec
-from hundredfold_torch.paged_cache import TorchLayerCache, block_rows, token_rows
+from hundredfold_torch.paged_cache import Part, TorchLayerCache, block_rows, token_rows
 from hundredfold_torch.same_bits import same_bits_for
 from hundredfold_torch.spelled_out import (
     hidden_keys,
@@ -72,8 +72,8 @@ class GatheredRows:
         scores = scores_of(own, self._gather(cache.keys, "keys"), keep.least_rows)
         scores = scores.view(rows, heads, queries, self.num_keys)
         weights = weights_of(layer, scores, self._hidden_keys(layer.sliding_window))
-        if q.device.type == "cpu" and keep.bags:
-            table = cache.values.view(-1, head_dim)
+        if q.device.type == "cpu" and keep.bags and cache.values.scales is None:
+            table = cache.values.codes.view(-1, head_dim)
             indices, offsets = self._bag(layer)
             mixed = sum_bags(
                 weights.to(table.dtype).flatten(), table, indices, offsets, rows * heads * queries
@@ -86,14 +86,15 @@ class GatheredRows:
         mixed = mixed.reshape(rows, heads, queries, head_dim).transpose(1, 2)
         out.index_copy_(0, self.queries, mixed.reshape(-1, heads, head_dim).to(out.dtype))
 
-    def _gather(self, part: Tensor, name: str) -> Tensor:
+    def _gather(self, part: Part, name: str) -> Tensor:
         """Blocks of keys or values, float32[rows * kv_heads, num_keys, head_dim]."""
-        source = part.view(-1, self.cache.block_size * self.cache.head_dim)
-        shape = (len(self._block_rows), source.shape[1])
-        gathered = self._take(name, shape, part.dtype)
+        source = part.codes.view(-1, self.cache.block_size * self.cache.head_dim)
+        gathered = self._take(name, (len(self._block_rows), source.shape[1]), source.dtype)
         torch.index_select(source, 0, self._block_rows, out=gathered)
-        if part.dtype != torch.float32:
-            gathered = self._take(name, shape, torch.float32).copy_(gathered)
+        if part.scales is not None:
+            gathered = part.decode(gathered, self._block_rows)
+        elif source.dtype != torch.float32:
+            gathered = self._take(name, tuple(gathered.shape), torch.float32).copy_(gathered)
         return gathered.view(-1, self.num_keys, self.cache.head_dim)
 
     def _hidden_keys(self, sliding_window: int | None) -> Tensor:

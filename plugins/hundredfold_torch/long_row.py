@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hundredfold.plugin import AttentionSpec, KVCacheSpec
-from hundredfold_torch.paged_cache import TorchLayerCache, block_rows
+from hundredfold_torch.paged_cache import Part, TorchLayerCache, block_rows
 from hundredfold_torch.same_bits import FREE, same_bits_for
 from hundredfold_torch.spelled_out import hidden_keys, scores_of, sum_values, weights_of
 
@@ -89,10 +89,11 @@ class LongRow:
                 scale=layer.scale,
             )
 
-    def _sequence(self, part: Tensor, dtype: torch.dtype) -> Tensor:
+    def _sequence(self, part: Part, dtype: torch.dtype) -> Tensor:
         """The row's keys or values, ``dtype`` [kv_heads, keys of whole blocks, head_dim]; 0 past its end."""
-        source = part.view(-1, self.cache.block_size * self.cache.head_dim)
-        gathered = source.index_select(0, self._block_rows).to(dtype)
+        source = part.codes.view(-1, self.cache.block_size * self.cache.head_dim)
+        gathered = source.index_select(0, self._block_rows)
+        gathered = (gathered if part.scales is None else part.decode(gathered, self._block_rows)).to(dtype)
         by_head = gathered.view(self.cache.num_kv_heads, -1, self.cache.head_dim)
         by_head[:, self.num_keys :] = 0  # a weight of 0 times NaN is NaN
         return by_head

@@ -5,31 +5,95 @@ A (block, head) pair is one contiguous run, so selecting such runs gives contigu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from hundredfold.plugin import Encoding, KeysAndValues, KVCacheSpec
+from hundredfold.plugin import Encoding, KVCacheSpec
+from hundredfold.plugin.kv_codes import decode, encode
 
-DTYPES = {Encoding.FP32: torch.float32, Encoding.BF16: torch.bfloat16}
+DTYPES = {
+    Encoding.FP32: torch.float32,
+    Encoding.BF16: torch.bfloat16,
+    Encoding.INT8: torch.int8,
+    Encoding.FP8: torch.uint8,
+}
+"""What a number is stored as."""
+
+SCALED = (Encoding.INT8, Encoding.FP8)
+"""Encodings with a scale for each token and kv head."""
 
 
-class TorchLayerCache(KeysAndValues):
-    """One layer's keys and values."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Keys or values of one layer."""
 
-    __slots__ = ()
+    encoding: Encoding
+    codes: Tensor
+    """``DTYPES[encoding]`` [num_blocks, kv_heads, block_size, head_dim]."""
+    scales: Tensor | None
+    """float32[num_blocks, kv_heads, block_size]."""
 
     @classmethod
-    def allocate(cls, cache: KVCacheSpec, dtype: torch.dtype, num_blocks: int) -> TorchLayerCache:
+    def allocate(cls, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> Part:
         """Zeros, so that the pages exist from the start and a later step cannot run out of them."""
-        shape = (num_blocks, cache.num_kv_heads, cache.block_size, cache.head_dim)
-        keys, values = (torch.zeros(shape, dtype=dtype, device=cache.device) for _ in range(2))
-        return cls(keys, values)
+        shape = (num_blocks, cache.num_kv_heads, cache.block_size)
+        codes = torch.zeros((*shape, cache.head_dim), dtype=DTYPES[encoding], device=cache.device)
+        scales = torch.zeros(shape, device=cache.device) if encoding in SCALED else None
+        return cls(encoding, codes, scales)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it consists of; the first dimension is the block."""
+        return [self.codes] if self.scales is None else [self.codes, self.scales]
+
+    def write(self, rows: Tensor, new: Tensor) -> None:
+        """Write ``new`` [tokens, kv_heads, head_dim]; ``rows`` are ``token_rows`` of their slots."""
+        head_dim = new.shape[-1]
+        if self.scales is None:
+            codes = new.to(self.codes.dtype)
+        else:
+            codes, scales = encode(self.encoding, new)
+            self.scales.view(-1).index_copy_(0, rows, scales.reshape(-1))
+        self.codes.view(-1, head_dim).index_copy_(0, rows, codes.reshape(-1, head_dim))
+
+    def decode(self, codes: Tensor, runs: Tensor) -> Tensor:
+        """Numbers float32 of ``codes`` [runs, block_size * head_dim], which were selected by ``runs``."""
+        if self.scales is None:
+            return codes.float()
+        size = self.codes.shape[2]
+        scales = self.scales.view(-1, size).index_select(0, runs)
+        return decode(self.encoding, codes.view(len(runs), size, -1), scales)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchLayerCache:
+    """One layer's keys and values."""
+
+    keys: Part
+    values: Part
+
+    @classmethod
+    def allocate(cls, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> TorchLayerCache:
+        """An empty cache."""
+        return cls(*(Part.allocate(cache, encoding, num_blocks) for _ in range(2)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys, values and their scales."""
+        return sum(tensor.nbytes for part in (self.keys, self.values) for tensor in part.tensors)
+
+    def copy_blocks(self, source: Tensor, destination: Tensor) -> None:
+        """Copy whole blocks; every source is read before a destination is written."""
+        for part in (self.keys, self.values):
+            for tensor in part.tensors:
+                tensor.index_copy_(0, destination, tensor.index_select(0, source))
 
     def write(self, rows: Tensor, k: Tensor, v: Tensor) -> None:
         """Write ``k`` and ``v`` [tokens, kv_heads, head_dim]; ``rows`` are ``token_rows`` of their slots."""
-        head_dim = k.shape[-1]
-        for part, new in ((self.keys, k), (self.values, v)):
-            part.view(-1, head_dim).index_copy_(0, rows, new.reshape(-1, head_dim).to(part.dtype))
+        self.keys.write(rows, k)
+        self.values.write(rows, v)
 
 
 def token_rows(slots: Tensor, cache: KVCacheSpec) -> Tensor:

@@ -13,6 +13,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from hundredfold.plugin import Encoding
+from hundredfold_torch.paged_cache import Part
 from hundredfold_torch.spelled_out import RUN, run_offsets, scores_of, sum_bags, sum_values
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 20, 24, 27, 31, 32, 33, 40)
@@ -33,10 +35,11 @@ FREE = SameBits(least_rows=1, bags=True)
 """Where the same bits are not promised."""
 
 
-def same_bits_for(activations: Tensor, stored: Tensor) -> SameBits:
-    """What a layer has to keep to: promised is float32 on CPU over a float32 cache."""
-    if activations.device.type == "cpu" and activations.dtype == stored.dtype == torch.float32:
-        return same_bits(stored.shape[-1])
+def same_bits_for(activations: Tensor, stored: Part) -> SameBits:
+    """What a layer has to keep to: promised is float32 on CPU over a cache that is read as float32."""
+    read_as_float32 = stored.encoding is Encoding.FP32 or stored.scales is not None
+    if activations.device.type == "cpu" and activations.dtype == torch.float32 and read_as_float32:
+        return same_bits(stored.codes.shape[-1])
     return FREE
 
 

@@ -13,6 +13,8 @@ from hundredfold.plugin import AttentionBatch, AttentionSpec, Encoding, KVCacheS
 from hundredfold.plugin.testing import check_attention, reference_attention
 from hundredfold_cpu.attention import CpuAttention
 from hundredfold_cpu.library import Variant, variants
+from hundredfold_cpu.paged_cache import STORED
+from support.poison import poison
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 64
@@ -25,7 +27,7 @@ def one_thread() -> None:
 
 def test_the_suite() -> None:
     report = check_attention(CpuAttention())
-    assert all("int8" in c or "int4" in c or "fp8" in c for c in report.refused)
+    assert all("int4" in case for case in report.refused)
 
 
 class Paged:
@@ -58,8 +60,7 @@ class Paged:
 
     def fresh(self) -> LayerCache:
         cache = self.backend.allocate(self.spec, self.encoding, NUM_BLOCKS)
-        cache.keys.fill_(float("nan"))
-        cache.values.fill_(float("nan"))
+        poison(cache)
         return cache
 
     def run(self, chunks: list[int], beside: int = 0) -> Tensor:
@@ -129,7 +130,7 @@ def test_any_head_size_and_block_size(head_dim: int, block_size: int) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("encoding", [Encoding.FP32, Encoding.BF16])
+@pytest.mark.parametrize("encoding", list(STORED))
 def test_bits_in_chunks_and_in_company(name: str, encoding: Encoding) -> None:
     """One prefill, pieces, token by token, beside short and long neighbours: the same bits."""
     paged = Paged(LAYERS[name], 200, encoding=encoding)
@@ -199,11 +200,11 @@ def test_blocks_are_there_from_the_start_in_memory_that_may_be_huge_pages() -> N
     if not Path("/sys/kernel/mm/transparent_hugepage").exists():
         pytest.skip("no huge pages on this system")
     spec = KVCacheSpec(1, 2, 64, 16, CPU, torch.float32)
-    keys = CpuAttention().allocate(spec, Encoding.FP32, 4096).keys
-    permissions, facts = mapping_of(keys.data_ptr())
+    blocks = CpuAttention().allocate(spec, Encoding.FP32, 4096).blocks
+    permissions, facts = mapping_of(blocks.data_ptr())
     assert permissions.endswith("p")
     assert "hg" in facts["VmFlags"]
-    assert int(facts["Rss"][0]) * 1024 >= keys.nbytes
+    assert int(facts["Rss"][0]) * 1024 >= blocks.nbytes
 
 
 def mapping_of(address: int) -> tuple[str, dict[str, list[str]]]:
@@ -224,7 +225,8 @@ def test_what_is_refused_and_why() -> None:
     backend = CpuAttention()
     spec = KVCacheSpec(1, 2, 64, 16, CPU, torch.float32)
     assert backend.refuses(PLAIN, spec, Encoding.FP32) == []
-    assert "int8" in backend.refuses(PLAIN, spec, Encoding.INT8)[0]
+    assert "int4" in backend.refuses(PLAIN, spec, Encoding.INT4)[0]
+    assert "512" in backend.refuses(replace(PLAIN, head_dim=513), spec, Encoding.FP32)[0]
     assert "multiple of 16" in backend.refuses(PLAIN, replace(spec, block_size=24), Encoding.FP32)[0]
     assert "float16" in backend.refuses(PLAIN, replace(spec, dtype=torch.float16), Encoding.BF16)[0]
     assert "cuda" in backend.refuses(PLAIN, replace(spec, device=torch.device("cuda")), Encoding.FP32)[0]

@@ -14,6 +14,7 @@ from hundredfold.models import resolve
 from hundredfold.plugin import AttentionBatch
 from hundredfold.plugin.registry import Registry, all_registries
 from hundredfold_worker.model import LoadedModel, LoadOptions, load_model
+from support.poison import poison
 
 Row = tuple[Sequence[int], Sequence[int]]
 """Token ids, and how many of them each step computes; the numbers add up to all ids."""
@@ -36,8 +37,7 @@ def run_rows(model: LoadedModel, rows: Sequence[Row], block_size: int = 16) -> l
     sizes = [-(-len(ids) // block_size) for ids, _ in rows]
     cache = model.cache_planner.allocate(sum(sizes) + 1)
     for layer in cache.layers:
-        layer.keys.fill_(float("nan"))
-        layer.values.fill_(float("nan"))
+        poison(layer)
     device = model.device
     shuffled = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(3)).split(sizes)
     unused = torch.tensor([sum(sizes)])

@@ -1,22 +1,24 @@
 // Paged attention over a flat batch: keys and values are written, then every query attends, in one call.
 //
-// Keys lie as [block][kv head][16 keys together][head_dim][16], so that a vector scores 16 keys without sums across
-// lanes; values as [block][kv head][16 columns together][key][16], the last columns padded. Both are read as they lie:
-// what a block holds for a head in few long runs, which is what memory is fast at. All arithmetic is float32.
-//
-// A query's bits depend on its own sequence alone. A score is one chain of fused multiply-adds over the columns; weights
-// are e^(score - largest) and their sum adds keys that are equal modulo 16, then the sixteen lanes; an output column is
-// one chain over the keys. How many queries are computed together, and by which thread, changes none of these.
-#include "vec_math.h"
+// A query takes its keys in runs that begin at multiples of 512 in its sequence. Of each run come the largest score, the
+// sum of weights e^(score - largest) and the weighted sum of values; runs are joined in their order. Sums over keys of a
+// run add those that are equal modulo 16, then the sixteen lanes. So a query's bits depend on its own sequence alone:
+// not on what is computed beside it, by which thread, nor on whether one thread takes all runs of a long sequence.
+#include "softmax.h"
 #include "words.h"
 
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
-// Structures that attention.py fills in; all integers are 64 bits wide.
+// Structures that tiles.py fills in; all integers are 64 bits wide.
 struct Tile {
   int64_t row, first, count, position, writes;  // queries: flat index, how many, position in the sequence
+  int64_t parts;                                // where the results of single runs go, in floats; -1 when one item does all
+};
+
+struct Item {
+  int64_t tile, head, heads, run;  // run -1: all of them
 };
 
 struct Piece {
@@ -25,7 +27,10 @@ struct Piece {
 
 struct Step {
   const Tile* tiles;
-  int64_t num_tiles;
+  const Item* items;
+  int64_t num_items;
+  const Item* joins;  // of tiles whose runs are items of their own
+  int64_t num_joins;
   const Piece* pieces;
   int64_t num_pieces;
   const int32_t* tables;
@@ -33,263 +38,157 @@ struct Step {
   const int64_t* slots;
   float* scratch;  // `scratch_stride` floats for each thread
   int64_t scratch_stride;
+  float* parts;
   int64_t num_threads;
-};
-
-struct Layer {
-  void *keys, *values;
-  const float* sinks;
-  int64_t num_heads, num_kv_heads, head_dim, block_size;
-  int64_t window;         // tokens that a query sees, its own included
-  double scale, softcap;  // softcap 0 for none
 };
 
 namespace HF_ISA {
 
-constexpr int WIDE = HF_ISA_NUMBER == HF_AVX512 ? 2 : 1;  // twice the registers
-
-// How many tiles or panels are worked on side by side below: few, though registers would take more. Memory is the
-// limit of a decode step, and it gives most when it is read in one long run.
-
-static inline int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
-
-// One call's arguments, typed: activations T, cache C.
-template <class T, class C>
+// One call's arguments, typed: activations T, encoding E.
+template <class T, class E>
 struct Call {
   const Step& step;
   const Layer& layer;
+  Paged<E> paged;
   const T *q, *k, *v;
   int64_t q_stride, k_stride, v_stride;
   T* out;
 
   int64_t group() const { return layer.num_heads / layer.num_kv_heads; }
-  int64_t key_block() const { return layer.block_size * layer.head_dim; }
-  int64_t value_block() const { return layer.block_size * up(layer.head_dim); }
-  C* keys(int64_t block, int64_t head) const {
-    return static_cast<C*>(layer.keys) + (block * layer.num_kv_heads + head) * key_block();
+  int64_t first_key(int64_t position) const {  // that a query sees
+    return position - layer.window + 1 > 0 ? position - layer.window + 1 : 0;
   }
-  C* values(int64_t block, int64_t head) const {
-    return static_cast<C*>(layer.values) + (block * layer.num_kv_heads + head) * value_block();
+  const int32_t* table(const Tile& tile) const { return step.tables + tile.row * step.table_stride; }
+  void write(int64_t token, int64_t head) const {
+    const int64_t own = head * layer.head_dim;
+    write_token(paged, step.slots[token], head, k + token * k_stride + own, v + token * v_stride + own);
   }
 };
 
-template <class T, class C>
-static void write(const Call<T, C>& call, int64_t token, int64_t head) {
-  const int64_t dim = call.layer.head_dim, slot = call.step.slots[token];
-  const int64_t block = slot / call.layer.block_size, offset = slot % call.layer.block_size;
-  C* key = call.keys(block, head) + offset / LANES * dim * LANES + offset % LANES;
-  C* value = call.values(block, head) + offset * LANES;
-  const T *k = call.k + token * call.k_stride + head * dim, *v = call.v + token * call.v_stride + head * dim;
-  for (int64_t d = 0; d < dim; d += LANES) {
-    C column[LANES];
-    put(column, get_part(k + d, dim - d));
-    for (int64_t i = 0; i < LANES && d + i < dim; ++i) key[(d + i) * LANES] = column[i];
-    put(value + d * call.layer.block_size, get_part(v + d, dim - d));
-  }
-}
-
-// Scores of R queries (rows of `q`) against C times 16 keys.
-template <int R, int N, class C>
-static inline void score(const float* q, int64_t dim, const C* const* keys, float* scores, int64_t stride) {
-  Vec sums[R][N];
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) sums[r][n] = zero();
-  for (int64_t d = 0; d < dim; ++d) {
-    Vec key[N];
-    for (int n = 0; n < N; ++n) key[n] = get(keys[n] + d * LANES);
-    for (int r = 0; r < R; ++r) {
-      const Vec x = broadcast(q[r * dim + d]);
-      for (int n = 0; n < N; ++n) sums[r][n] = fma(x, key[n], sums[r][n]);
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) store(scores + r * stride + n * LANES, sums[r][n]);
-}
-
-template <int R, int N, class C>
-static void score_tiles(const float* q, int64_t dim, const C* const* keys, int64_t tiles, float* scores,
-                        int64_t stride) {
-  int64_t tile = 0;
-  for (; tile + N <= tiles; tile += N) score<R, N>(q, dim, keys + tile, scores + tile * LANES, stride);
-  for (; tile < tiles; ++tile) score<R, 1>(q, dim, keys + tile, scores + tile * LANES, stride);
-}
-
-template <class C>
-static void score_rows(int64_t rows, const float* q, int64_t dim, const C* const* keys, int64_t tiles, float* scores,
-                       int64_t stride) {
-  for (int64_t done = 0; done < rows;) {
-    const float* from = q + done * dim;
-    float* to = scores + done * stride;
-    const int64_t left = rows - done;
-    if (left >= 6) {
-      score_tiles<6, WIDE>(from, dim, keys, tiles, to, stride), done += 6;
-    } else if (left >= 4) {
-      score_tiles<4, WIDE>(from, dim, keys, tiles, to, stride), done += 4;
-    } else if (left == 3) {
-      score_tiles<3, WIDE>(from, dim, keys, tiles, to, stride), done += 3;
-    } else if (left == 2) {
-      score_tiles<2, 2 * WIDE>(from, dim, keys, tiles, to, stride), done += 2;
-    } else {
-      score_tiles<1, 4 * WIDE>(from, dim, keys, tiles, to, stride), done += 1;
+// The tile's queries, scaled, in the type that they are multiplied in.
+template <class T, class E>
+static void take_queries(const Call<T, E>& call, const Tile& tile, int64_t head, const Room<E>& room) {
+  const int64_t dim = call.layer.head_dim, group = call.group(), columns = 2 * call.paged.key_units;
+  const Vec scale_by = broadcast(float(call.layer.scale));
+  for (int64_t row = 0; row < room.rows; ++row) {
+    const T* from = call.q + (tile.first + row / group) * call.q_stride + (head * group + row % group) * dim;
+    float wide[MOST_DIM];
+    int16_t codes[MOST_DIM];
+    for (int64_t d = 0; d < columns; d += LANES) store(wide + d, mul(get_part(from + d, dim - d), scale_by));
+    if constexpr (E::INTEGERS)
+      room.q_factors[row] = to_int16(wide, up(columns, LANES), codes);
+    else
+      room.q_factors[row] = 1.0f;
+    for (int64_t d = 0; d < columns; ++d) {
+      if constexpr (E::INTEGERS)
+        room.q[row * columns + d] = codes[d];
+      else
+        room.q[row * columns + d] = wide[d];
     }
   }
 }
 
-// Adds to N times 16 columns of R rows' `sums` the values of `count` keys of a block, times their weights.
-template <int R, int N, class C>
-static inline void mix(const float* weights, int64_t weight_stride, const C* values, int64_t panel, int64_t count,
-                       float* sums, int64_t width) {
-  Vec sum[R][N];
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) sum[r][n] = load(sums + r * width + n * LANES);
-  for (int64_t key = 0; key < count; ++key) {
-    Vec value[N];
-    for (int n = 0; n < N; ++n) value[n] = get(values + n * panel + key * LANES);
-    for (int r = 0; r < R; ++r) {
-      const Vec weight = broadcast(weights[r * weight_stride + key]);
-      for (int n = 0; n < N; ++n) sum[r][n] = fma(weight, value[n], sum[r][n]);
-    }
+// What the queries see of keys begin to end, which lie in one run: `most`, `total` and `part` of each row.
+template <class T, class E>
+static void compute_run(const Call<T, E>& call, const Tile& tile, int64_t head, int64_t begin, int64_t end,
+                        const Room<E>& room) {
+  const int64_t units = call.paged.key_units, group = call.group();
+  const int64_t key_bytes = units * UNIT * int64_t(sizeof(typename E::Code));
+  Run<E> run;
+  run.find(call.paged, call.table(tile), head, begin, end);
+  for (int64_t g = 0; g < run.groups; ++g) {
+    if (g + 2 < run.groups) fetch(run.keys[g + 2], key_bytes);
+    by_rows(room.rows, [&](auto taken, int64_t row) {
+      score<E, decltype(taken)::COUNT>(room.q + row * 2 * units, units, run.keys[g], room.scores + row * RUN + g * LANES,
+                                       RUN);
+    });
   }
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) store(sums + r * width + n * LANES, sum[r][n]);
-}
-
-template <int R, int N, class C>
-static void mix_columns(const float* weights, int64_t stride, const C* values, int64_t panel, int64_t count, float* sums,
-                        int64_t width) {
-  int64_t d = 0;
-  for (; d + N * LANES <= width; d += N * LANES, values += N * panel)
-    mix<R, N>(weights, stride, values, panel, count, sums + d, width);
-  for (; d < width; d += LANES, values += panel) mix<R, 1>(weights, stride, values, panel, count, sums + d, width);
-}
-
-template <class C>
-static void mix_rows(int64_t rows, const float* weights, int64_t stride, const C* values, int64_t panel, int64_t count,
-                     float* sums, int64_t width) {
-  for (int64_t done = 0; done < rows;) {
-    const float* from = weights + done * stride;
-    float* to = sums + done * width;
-    const int64_t left = rows - done;
-    if (left >= 6) {
-      mix_columns<6, WIDE>(from, stride, values, panel, count, to, width), done += 6;
-    } else if (left >= 4) {
-      mix_columns<4, WIDE>(from, stride, values, panel, count, to, width), done += 4;
-    } else if (left == 3) {
-      mix_columns<3, WIDE>(from, stride, values, panel, count, to, width), done += 3;
-    } else if (left == 2) {
-      mix_columns<2, WIDE>(from, stride, values, panel, count, to, width), done += 2;
-    } else {
-      mix_columns<1, 2 * WIDE>(from, stride, values, panel, count, to, width), done += 1;
-    }
-  }
-}
-
-// Scores begin to end of a row to weights that still lack the division by their sum, which is returned.
-// `scores` lies at a multiple of 16 keys; what is outside of begin to end may be anything.
-static float soften(float* scores, int64_t begin, int64_t end, double softcap, const float* sink) {
-  const int64_t from = begin / LANES * LANES, to = up(end);
-  if (softcap != 0) {
-    const Vec cap = broadcast(float(softcap)), twice = broadcast(float(2 * softcap));
-    const Vec factor = broadcast(float(2 / softcap)), minus = negate(cap);
-    for (int64_t i = from; i < to; i += LANES)
-      store(scores + i, fma(sigmoid(mul(load(scores + i), factor)), twice, minus));  // cap * tanh(score / cap)
-  }
-  for (int64_t i = from; i < begin; ++i) scores[i] = -__builtin_inff();
-  for (int64_t i = end; i < to; ++i) scores[i] = -__builtin_inff();
-  Vec most = broadcast(sink ? *sink : -__builtin_inff());
-  for (int64_t i = from; i < to; i += LANES) most = max(load(scores + i), most);
-  const Vec largest_score = broadcast(largest(most));
-  Vec total = zero();
-  for (int64_t i = from; i < to; i += LANES) {
-    const Vec weight = exp(sub(load(scores + i), largest_score));
-    store(scores + i, weight);
-    total = add(total, weight);
-  }
-  float whole = sum(total);
-  if (sink) {
-    float one[LANES];
-    store(one, exp(sub(broadcast(*sink), largest_score)));
-    whole += one[0];
-  }
-  return whole;
-}
-
-template <class T, class C>
-static void mix_keys(const Call<T, C>& call, const int32_t* table, int64_t head, int64_t rows, const float* weights,
-                     int64_t stride, int64_t origin, int64_t begin, int64_t end, float* sums) {
-  const int64_t size = call.layer.block_size, width = up(call.layer.head_dim);
-  for (int64_t key = begin; key < end;) {
-    const int64_t offset = key % size, run = end - key < size - offset ? end - key : size - offset;
-    const C* values = call.values(table[key / size], head) + offset * LANES;
-    mix_rows(rows, weights + key - origin, stride, values, size * LANES, run, sums, width);
-    key += run;
-  }
-}
-
-// Every query of a tile with the heads that share one kv head.
-template <class T, class C>
-static void attend(const Call<T, C>& call, const Tile& tile, int64_t head, float* scratch) {
-  const Layer& layer = call.layer;
-  const int64_t dim = layer.head_dim, width = up(dim), size = layer.block_size, group = call.group();
-  const int64_t rows = tile.count * group, last = tile.position + tile.count - 1;
-  const int32_t* table = call.step.tables + tile.row * call.step.table_stride;
-  if (tile.writes)
-    for (int64_t i = 0; i < tile.count; ++i) write(call, tile.first + i, head);
-
-  float *q = scratch, *sums = q + rows * dim, *scores = sums + rows * width;
-  const Vec scale_by = broadcast(float(layer.scale));
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t token = tile.first + row / group, own = head * group + row % group;
-    const T* from = call.q + token * call.q_stride + own * dim;
-    for (int64_t d = 0; d < dim; d += LANES) put_part(q + row * dim + d, mul(get_part(from + d, dim - d), scale_by), dim - d);
-  }
-  for (int64_t i = 0; i < rows * width; i += LANES) store(sums + i, zero());
-
-  // the first key that each query sees, and the first of sixteen that any does
-  const auto first_key = [&](int64_t position) { return position - layer.window + 1 > 0 ? position - layer.window + 1 : 0; };
-  const int64_t origin = first_key(tile.position) / LANES * LANES;
-  const int64_t tiles = (last - origin) / LANES + 1, stride = tiles * LANES;
-  constexpr int64_t AT_ONCE = 4 * WIDE;
-  for (int64_t t = 0; t < tiles; t += AT_ONCE) {
-    const C* keys[AT_ONCE];
-    const int64_t count = tiles - t < AT_ONCE ? tiles - t : AT_ONCE;
-    for (int64_t n = 0; n < count; ++n) {
-      const int64_t key = origin + (t + n) * LANES;
-      keys[n] = call.keys(table[key / size], head) + key % size * dim;
-    }
-    score_rows(rows, q, dim, keys, count, scores + t * LANES, stride);
-  }
-
-  float* totals = scores + rows * stride;
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t position = tile.position + row / group;
-    const float* sink = layer.sinks ? layer.sinks + head * group + row % group : nullptr;
-    totals[row] = soften(scores + row * stride, first_key(position) - origin, position + 1 - origin, layer.softcap, sink);
-  }
-
-  // keys that all queries of the tile see, and before and after them each query's own
-  const int64_t shared_begin = first_key(last), shared_end = tile.position + 1;
-  const bool shared = shared_begin < shared_end;
-  const auto own = [&](int64_t i, int64_t begin, int64_t end) {
-    mix_keys(call, table, head, group, scores + i * group * stride, stride, origin, begin, end, sums + i * group * width);
+  const auto seen = [&](int64_t query, int64_t& first, int64_t& last) {  // counted from the run's base
+    const int64_t position = tile.position + query, own = call.first_key(position);
+    first = (own > begin ? own : begin) - run.base, last = (position + 1 < end ? position + 1 : end) - run.base;
+    return first < last;
   };
-  for (int64_t i = 0; i < tile.count; ++i)
-    own(i, first_key(tile.position + i), shared ? shared_begin : tile.position + i + 1);
-  if (shared) {
-    mix_keys(call, table, head, rows, scores, stride, origin, shared_begin, shared_end, sums);
-    for (int64_t i = 1; i < tile.count; ++i) own(i, shared_end, tile.position + i + 1);
+  for (int64_t row = 0; row < room.rows; ++row) {
+    int64_t first, last;
+    if (seen(row / group, first, last))
+      soften(run, room, row, first, last, call.layer.softcap);
+    else
+      leave_out(run, room, row);
   }
+  sum_values(run, call.paged, room, tile.count, seen);
+}
 
-  for (int64_t row = 0; row < rows; ++row) {
+template <class T, class E>
+static void begin_rows(const Call<T, E>& call, int64_t head, const Room<E>& room) {
+  const int64_t group = call.group();
+  for (int64_t row = 0; row < room.rows; ++row)
+    begin_row(room, row, call.layer.sinks ? call.layer.sinks + head * group + row % group : nullptr);
+}
+
+template <class T, class E>
+static void put_out(const Call<T, E>& call, const Tile& tile, int64_t head, const Room<E>& room) {
+  const int64_t dim = call.layer.head_dim, group = call.group();
+  for (int64_t row = 0; row < room.rows; ++row) {
     const int64_t token = tile.first + row / group, column = (head * group + row % group) * dim;
-    T* to = call.out + token * layer.num_heads * dim + column;
-    const Vec share = broadcast(1.0f / totals[row]);
-    for (int64_t d = 0; d < dim; d += LANES) put_part(to + d, mul(load(sums + row * width + d), share), dim - d);
+    T* to = call.out + token * call.layer.num_heads * dim + column;
+    const Vec share = broadcast(1.0f / room.all_total[row]);
+    for (int64_t d = 0; d < dim; d += LANES) put_part(to + d, mul(load(room.whole + row * room.width + d), share), dim - d);
   }
 }
 
-template <class T, class C>
-static void run(const Call<T, C>& call) {
+// Where a tile's results of one run and head lie: of each row the largest score, the sum of weights, the values.
+template <class T, class E>
+static float* part_of(const Call<T, E>& call, const Tile& tile, int64_t head, int64_t run, int64_t row, const Room<E>& room) {
+  const int64_t first_run = call.first_key(tile.position) / RUN;
+  const int64_t index = ((run - first_run) * call.layer.num_kv_heads + head) * room.rows + row;
+  return call.step.parts + tile.parts + index * (room.width + 2);
+}
+
+// The queries of a tile with the heads that share one kv head: all runs, or one of them.
+template <class T, class E>
+static void attend(const Call<T, E>& call, const Tile& tile, int64_t head, int64_t only, float* scratch) {
+  const Room<E> room(scratch, tile.count * call.group(), call.paged.panels * LANES);
+  if (tile.writes)
+    for (int64_t i = 0; i < tile.count; ++i) call.write(tile.first + i, head);
+  take_queries(call, tile, head, room);
+  const int64_t first = call.first_key(tile.position), end = tile.position + tile.count;
+  const auto compute = [&](int64_t run) {
+    const int64_t from = run * RUN, to = from + RUN;
+    compute_run(call, tile, head, first > from ? first : from, end < to ? end : to, room);
+  };
+  if (only >= 0) {
+    compute(only);
+    for (int64_t row = 0; row < room.rows; ++row) {
+      float* to = part_of(call, tile, head, only, row, room);
+      to[0] = room.most[row], to[1] = room.total[row];
+      for (int64_t d = 0; d < room.width; d += LANES) store(to + 2 + d, load(room.part + row * room.width + d));
+    }
+    return;
+  }
+  begin_rows(call, head, room);
+  for (int64_t run = first / RUN; run * RUN < end; ++run) {
+    compute(run);
+    for (int64_t row = 0; row < room.rows; ++row)
+      join(room, row, room.most[row], room.total[row], room.part + row * room.width);
+  }
+  put_out(call, tile, head, room);
+}
+
+// What single runs of a tile gave, joined as above.
+template <class T, class E>
+static void join_runs(const Call<T, E>& call, const Tile& tile, int64_t head, float* scratch) {
+  const Room<E> room(scratch, tile.count * call.group(), call.paged.panels * LANES);
+  begin_rows(call, head, room);
+  for (int64_t run = call.first_key(tile.position) / RUN; run * RUN < tile.position + tile.count; ++run)
+    for (int64_t row = 0; row < room.rows; ++row) {
+      const float* part = part_of(call, tile, head, run, row, room);
+      join(room, row, part[0], part[1], part + 2);
+    }
+  put_out(call, tile, head, room);
+}
+
+template <class T, class E>
+static void run(const Call<T, E>& call) {
   const Step& step = call.step;
   const int64_t heads = call.layer.num_kv_heads;
 #pragma omp parallel num_threads(int(step.num_threads)) if (step.num_threads > 1)
@@ -301,28 +200,42 @@ static void run(const Call<T, C>& call) {
 #endif
     if (step.num_pieces) {
 #pragma omp for schedule(dynamic, 1)
-      for (int64_t item = 0; item < step.num_pieces * heads; ++item) {
-        const Piece& piece = step.pieces[item / heads];
-        for (int64_t i = 0; i < piece.count; ++i) write(call, piece.first + i, item % heads);
+      for (int64_t i = 0; i < step.num_pieces * heads; ++i) {
+        const Piece& piece = step.pieces[i / heads];
+        for (int64_t token = piece.first; token < piece.first + piece.count; ++token) call.write(token, i % heads);
       }
     }
 #pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t item = 0; item < step.num_tiles * heads; ++item)
-      attend(call, step.tiles[item / heads], item % heads, scratch);
+    for (int64_t i = 0; i < step.num_items; ++i) {
+      const Item& item = step.items[i];
+      for (int64_t head = item.head; head < item.head + item.heads; ++head)
+        attend(call, step.tiles[item.tile], head, item.run, scratch);
+    }
+    if (step.num_joins) {
+#pragma omp barrier
+#pragma omp for schedule(dynamic, 1) nowait
+      for (int64_t i = 0; i < step.num_joins; ++i)
+        join_runs(call, step.tiles[step.joins[i].tile], step.joins[i].head, scratch);
+    }
   }
 }
 
 }  // namespace HF_ISA
 
 // `q`, `k` and `v` are [tokens, heads, head_dim] with free strides between tokens, `out` is contiguous.
-#define HF_ATTENTION(T, t, C, c)                                                                                      \
-  HF_EXPORT(attention_##t##_##c)(const Step* step, const Layer* layer, const T* q, int64_t q_stride, const T* k,      \
-                                 int64_t k_stride, const T* v, int64_t v_stride, T* out) {                            \
-    HF_ISA::run(HF_ISA::Call<T, C>{*step, *layer, q, k, v, q_stride, k_stride, v_stride, out});                       \
-  }                                                                                                                   \
-  HF_WORDS(attention_##t##_##c)
+#define HF_ATTENTION(T, t, E, e)                                                                                  \
+  HF_EXPORT(attention_##t##_##e)(const Step* step, const HF_ISA::Layer* layer, const T* q, int64_t q_stride,      \
+                                 const T* k, int64_t k_stride, const T* v, int64_t v_stride, T* out) {            \
+    using namespace HF_ISA;                                                                                       \
+    run(Call<T, E>{*step, *layer, Paged<E>(*layer), q, k, v, q_stride, k_stride, v_stride, out});                 \
+  }                                                                                                               \
+  HF_WORDS(attention_##t##_##e)
 
-HF_ATTENTION(float, f32, float, f32)
-HF_ATTENTION(float, f32, uint16_t, bf16)
-HF_ATTENTION(uint16_t, bf16, float, f32)
-HF_ATTENTION(uint16_t, bf16, uint16_t, bf16)
+HF_ATTENTION(float, f32, Fp32, fp32)
+HF_ATTENTION(float, f32, Bf16, bf16)
+HF_ATTENTION(float, f32, Int8, int8)
+HF_ATTENTION(float, f32, Fp8, fp8)
+HF_ATTENTION(uint16_t, bf16, Fp32, fp32)
+HF_ATTENTION(uint16_t, bf16, Bf16, bf16)
+HF_ATTENTION(uint16_t, bf16, Int8, int8)
+HF_ATTENTION(uint16_t, bf16, Fp8, fp8)

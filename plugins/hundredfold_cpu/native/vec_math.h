@@ -11,7 +11,7 @@
 
 namespace HF_ISA {
 
-#if HF_ISA_NUMBER == HF_AVX512
+#if HF_ISA_NUMBER >= HF_AVX512
 
 static inline Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
 // the second where either is NaN
@@ -36,6 +36,18 @@ static inline Vec swap_pairs(Vec a) { return {_mm512_permute_ps(a.v, 0xb1)}; }
 static inline Vec load_bf16(const uint16_t* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+}
+// sixteen pairs: the first of each, the second of each
+static inline void load_bf16_pairs(const uint16_t* p, Vec& first, Vec& second) {
+  const __m512i both = _mm512_loadu_si512(p);
+  first = {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))};
+  second = {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(int(0xffff0000u))))};
+}
+// a 256th of the e4m3 numbers; its NaN counts as 480
+static inline Vec load_e4m3(const uint8_t* p) {
+  const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i half = _mm256_srai_epi16(_mm256_slli_epi16(wide, 8), 1);
+  return {_mm512_cvtph_ps(_mm256_and_si256(half, _mm256_set1_epi16(int16_t(0xbf80))))};
 }
 static inline void store_bf16(uint16_t* p, Vec a) {
   const __m512i bits = _mm512_castps_si512(a.v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -76,6 +88,21 @@ static inline __m256 load_bf16_8(const uint16_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 static inline Vec load_bf16(const uint16_t* p) { return {load_bf16_8(p), load_bf16_8(p + 8)}; }
+// sixteen pairs: the first of each, the second of each
+static inline void load_bf16_pairs(const uint16_t* p, Vec& first, Vec& second) {
+  const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + LANES));
+  const __m256i mask = _mm256_set1_epi32(int(0xffff0000u));
+  first = {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+  second = {_mm256_castsi256_ps(_mm256_and_si256(low, mask)), _mm256_castsi256_ps(_mm256_and_si256(high, mask))};
+}
+// a 256th of the e4m3 numbers; its NaN counts as 480
+static inline Vec load_e4m3(const uint8_t* p) {
+  const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i sign_twice = _mm256_srai_epi16(_mm256_slli_epi16(wide, 8), 1);
+  const __m256i half = _mm256_and_si256(sign_twice, _mm256_set1_epi16(int16_t(0xbf80)));
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
+}
 static inline __m256i bf16_8(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff)), 16);
@@ -118,6 +145,15 @@ static inline Vec scale(const Vec& a, const Vec& n) {
 }
 static inline Vec swap_pairs(const Vec& a) { return each([&](int i) { return a.v[i ^ 1]; }); }
 static inline Vec load_bf16(const uint16_t* p) { return each([=](int i) { return float_of(uint32_t(p[i]) << 16); }); }
+// sixteen pairs: the first of each, the second of each
+static inline void load_bf16_pairs(const uint16_t* p, Vec& first, Vec& second) {
+  first = each([=](int i) { return float_of(uint32_t(p[2 * i]) << 16); });
+  second = each([=](int i) { return float_of(uint32_t(p[2 * i + 1]) << 16); });
+}
+// a 256th of the e4m3 numbers; its NaN counts as 480
+static inline Vec load_e4m3(const uint8_t* p) {
+  return each([=](int i) { return half_to_float(uint16_t((p[i] & 0x80u) << 8 | (p[i] & 0x7fu) << 7)); });
+}
 static inline void store_bf16(uint16_t* p, const Vec& a) {
   for (int i = 0; i < LANES; ++i) {
     const uint32_t bits = bits_of(a.v[i]);

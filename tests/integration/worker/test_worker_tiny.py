@@ -13,6 +13,7 @@ from hundredfold_worker.memory import CacheNeed, MemoryBudget, num_blocks
 from hundredfold_worker.sampling.params import SamplingParams
 from hundredfold_worker.settings import WorkerSettings
 from hundredfold_worker.startup import Loaded, make_engine, open_registries, start_model
+from support.poison import poison
 from support.step_driver import StepDriver, Track, ints
 
 GREEDY = SamplingParams(max_tokens=24)
@@ -124,8 +125,7 @@ def test_content_of_freed_blocks_does_not_matter(loaded: Loaded, alone: list[lis
     """Report 25: a cache full of NaN gives the same ids: nothing is read before it is written."""
     run = driver(loaded)
     for layer in run.engine._cache.layers:
-        layer.keys.fill_(float("nan"))
-        layer.values.fill_(float("nan"))
+        poison(layer)
     tracks = everyone(run)
     run.run()
     assert [t.output for t in tracks] == alone

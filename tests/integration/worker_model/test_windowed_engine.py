@@ -11,6 +11,7 @@ from hundredfold_worker.engine.engine import Engine
 from hundredfold_worker.engine.slots import EngineLimits
 from hundredfold_worker.sampling.params import SamplingParams
 from support.model_rows import load
+from support.poison import poison
 from support.random_checkpoints import random_ids, random_model, reference_logits
 from support.step_driver import StepDriver
 
@@ -41,8 +42,7 @@ def test_blocks_before_the_window_may_hold_anything(checkpoint: Path, attention:
     )
     cache = model.cache_planner.allocate(limits.num_blocks)
     for layer in cache.layers:
-        layer.keys.fill_(float("nan"))  # type: ignore[attr-defined]
-        layer.values.fill_(float("nan"))  # type: ignore[attr-defined]
+        poison(layer)
     never_written = 16
     driver = StepDriver(Engine(model, cache, limits), chunk)
     prompts = [random_ids(70, 1), random_ids(33, 2)]

@@ -16,11 +16,11 @@ _NUM_BLOCKS = 40
 _TOLERANCE = {
     Encoding.FP32: 2e-5,
     Encoding.BF16: 1.5e-2,
-    Encoding.INT8: 4e-2,
-    Encoding.FP8: 8e-2,
+    Encoding.INT8: 1e-3,
+    Encoding.FP8: 1e-3,
     Encoding.INT4: 3e-1,
 }
-"""Largest ‖out - reference‖ / ‖reference‖ of a row."""
+"""Largest ‖out - reference‖ / ‖reference‖ of a row; the reference knows what bf16, int8 and fp8 caches hold."""
 
 _BF16_TOLERANCE = 1.5e-2
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hundredfold.plugin import AttentionBatch, AttentionPlugin, AttentionSpec, Encoding, KVCacheSpec
+from hundredfold.plugin.kv_codes import decode, encode
 from hundredfold.plugin.testing.reference import reference_attention
 from hundredfold.plugin.testing.report import require
 
@@ -116,7 +117,12 @@ class PagedSequences:
         require(error <= limit, f"{where}: relative error {error:.3g} is over {limit:g}")
 
     def _as_stored(self, x: Tensor) -> Tensor:
-        return x.to(torch.bfloat16) if self._encoding is Encoding.BF16 else x
+        """The numbers that a cache of this encoding holds of ``x``, where the encoding says which."""
+        if self._encoding is Encoding.BF16:
+            return x.to(torch.bfloat16)
+        if self._encoding in (Encoding.INT8, Encoding.FP8):
+            return decode(self._encoding, *encode(self._encoding, x))
+        return x
 
     def _grow(self, sequence: int, count: int, sick: bool) -> _Row:
         state = self._sequences[sequence]

@@ -1,0 +1,157 @@
+// How keys and values lie in the cache, in each encoding, and how a token gets there.
+//
+// A block holds for each kv head one run of bytes: key codes, key scales, value codes, value scales (scales only where
+// the encoding has them, a float for each token). Codes lie in units of 32: of keys, sixteen tokens times two
+// columns; of values, sixteen columns times two tokens:
+//   keys   [tokens / 16][columns / 2][32], columns padded to two
+//   values [columns / 16][tokens / 2][32], columns padded to sixteen
+// So a vector holds sixteen scores or sixteen columns, and no sum runs across its lanes. In 16 and 8 bits the two of a
+// lane lie side by side, where one instruction takes both; floats and fp8 lie sixteen and sixteen.
+#pragma once
+
+#include "codes.h"
+
+namespace HF_ISA {
+
+constexpr int UNIT = 2 * LANES;
+
+static inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+struct Fp32 {
+  using Code = float;
+  static constexpr bool SCALED = false, INTEGERS = false;
+  static constexpr int64_t place(int64_t lane, int64_t which) { return which * LANES + lane; }
+  // both sixteens of a unit
+  static inline void get(const Code* p, Vec& first, Vec& second) { first = load(p), second = load(p + LANES); }
+  static inline void encode(const float* x, Code* codes) { put(codes, load(x)); }
+};
+
+struct Bf16 {
+  using Code = uint16_t;
+  static constexpr bool SCALED = false, INTEGERS = false;
+  static constexpr int64_t place(int64_t lane, int64_t which) { return 2 * lane + which; }
+  static inline void get(const Code* p, Vec& first, Vec& second) { load_bf16_pairs(p, first, second); }
+  static inline void encode(const float* x, Code* codes) { put(codes, load(x)); }
+};
+
+// Symmetric: code = x * (127 / largest), rounded half to even; scale = largest / 127.
+struct Int8 {
+  using Code = int8_t;
+  static constexpr bool SCALED = true, INTEGERS = true;  // of keys times int16 queries, int16 weights
+  static constexpr float TOP = 127.0f, UNIT_SCALE = 1.0f;
+  static constexpr int64_t place(int64_t lane, int64_t which) { return 2 * lane + which; }
+  static inline void encode(const float* x, Code* codes) {
+    int16_t wide[LANES];
+    store_int16(wide, load(x));
+    for (int i = 0; i < LANES; ++i) codes[i] = int8_t(wide[i]);
+  }
+};
+
+// e4m3, the largest becomes 448. What `get` gives is a 256th of the number: the scale makes up for it.
+struct Fp8 {
+  using Code = uint8_t;
+  static constexpr bool SCALED = true, INTEGERS = false;
+  static constexpr float TOP = 448.0f, UNIT_SCALE = 256.0f;
+  static constexpr int64_t place(int64_t lane, int64_t which) { return which * LANES + lane; }
+  static inline void get(const Code* p, Vec& first, Vec& second) { first = load_e4m3(p), second = load_e4m3(p + LANES); }
+  static inline void encode(const float* x, Code* codes) {
+    for (int i = 0; i < LANES; ++i) {
+      uint32_t bits;
+      __builtin_memcpy(&bits, x + i, 4);
+      const uint32_t sign = bits >> 24 & 0x80u, rest = bits & 0x7fffffffu;
+      // three bits of fraction are kept, rounded half to even; below 2^-6 numbers are multiples of 2^-9
+      const uint32_t normal = ((rest + 0x7ffffu + (rest >> 20 & 1)) >> 20) - (120u << 3);
+      float magnitude;
+      __builtin_memcpy(&magnitude, &rest, 4);
+      const float whole = 12582912.0f;  // 1.5 * 2^23: adding it leaves whole numbers
+      const uint32_t small = uint32_t((magnitude * 512.0f + whole) - whole);
+      codes[i] = uint8_t(sign | (rest < 0x3c800000u ? small : normal));
+    }
+  }
+};
+
+// Structure that attention.py fills in; all integers are 64 bits wide.
+struct Layer {
+  uint8_t* blocks;
+  const float* sinks;
+  int64_t num_heads, num_kv_heads, head_dim, block_size;
+  int64_t window;         // tokens that a query sees, its own included
+  double scale, softcap;  // softcap 0 for none
+};
+
+// One layer's cache in the encoding E.
+template <class E>
+struct Paged {
+  using Code = typename E::Code;
+  uint8_t* blocks;
+  int64_t heads, dim, size;
+  int64_t key_units, panels, key_bytes, value_bytes, scale_bytes, head_bytes;
+
+  explicit Paged(const Layer& layer)
+      : blocks(layer.blocks), heads(layer.num_kv_heads), dim(layer.head_dim), size(layer.block_size) {
+    key_units = up(dim, 2) / 2, panels = up(dim, LANES) / LANES;
+    key_bytes = size * key_units * 2 * int64_t(sizeof(Code));
+    value_bytes = size * panels * LANES * int64_t(sizeof(Code));
+    scale_bytes = E::SCALED ? size * int64_t(sizeof(float)) : 0;
+    head_bytes = key_bytes + value_bytes + 2 * scale_bytes;
+  }
+
+  uint8_t* run(int64_t block, int64_t head) const { return blocks + (block * heads + head) * head_bytes; }
+  // of a run: the keys of sixteen tokens that begin at `offset`, and the first panel of the values of those
+  Code* keys(uint8_t* run, int64_t offset) const { return reinterpret_cast<Code*>(run) + offset * key_units * 2; }
+  Code* values(uint8_t* run, int64_t offset) const {
+    return reinterpret_cast<Code*>(run + key_bytes + scale_bytes) + offset * LANES;
+  }
+  int64_t panel() const { return size * LANES; }  // codes from one panel to the next
+  float* key_scales(uint8_t* run) const { return reinterpret_cast<float*>(run + key_bytes); }
+  float* value_scales(uint8_t* run) const { return reinterpret_cast<float*>(run + head_bytes - scale_bytes); }
+};
+
+// Makes the largest of `count` numbers (a multiple of sixteen) `top`, in place; returns that largest number.
+// Where one is not finite all become 0 and NaN is returned; below 2^-96, where reciprocals overflow, 0.
+static inline float normalize(float* x, int64_t count, float top) {
+  Vec most = zero(), odd = zero();
+  for (int64_t i = 0; i < count; i += LANES) {
+    const Vec a = load(x + i);
+    most = max(most, max(a, negate(a)));
+    odd = fma(a, zero(), odd);  // NaN where a is not finite
+  }
+  const float largest_one = largest(most), oddness = sum(odd);
+  const bool finite = oddness == oddness, used = finite && largest_one >= 0x1p-96f;
+  const Vec ratio = broadcast(used ? top / largest_one : 0.0f);
+  for (int64_t i = 0; i < count; i += LANES) store(x + i, used ? mul(load(x + i), ratio) : zero());
+  return finite ? (used ? largest_one : 0.0f) : __builtin_nanf("");
+}
+
+constexpr int MOST_DIM = 512;  // so that int32 holds a score's products
+
+// Writes one token's key or value: `place(d)` is where the code of column d goes.
+template <class E, class T, class F>
+static inline void write_part(const T* x, int64_t dim, float* scale, F place) {
+  float wide[MOST_DIM];
+  const int64_t padded = up(dim, LANES);
+  for (int64_t d = 0; d < padded; d += LANES) store(wide + d, get_part(x + d, dim - d));
+  if constexpr (E::SCALED) *scale = normalize(wide, padded, E::TOP) / E::TOP * E::UNIT_SCALE;
+  for (int64_t d = 0; d < padded; d += LANES) {
+    typename E::Code codes[LANES];
+    E::encode(wide + d, codes);
+    for (int64_t i = 0; i < LANES; ++i) place(d + i, codes[i]);
+  }
+}
+
+template <class E, class T>
+static void write_token(const Paged<E>& paged, int64_t slot, int64_t head, const T* k, const T* v) {
+  const int64_t block = slot / paged.size, offset = slot % paged.size;
+  uint8_t* run = paged.run(block, head);
+  auto* key = paged.keys(run, offset / LANES * LANES);
+  auto* value = paged.values(run, offset / 2 * 2);
+  const int64_t lane = offset % LANES, which = offset % 2, columns = 2 * paged.key_units, panel = paged.panel();
+  write_part<E>(k, paged.dim, paged.key_scales(run) + offset, [&](int64_t d, typename E::Code code) {
+    if (d < columns) key[d / 2 * UNIT + E::place(lane, d % 2)] = code;
+  });
+  write_part<E>(v, paged.dim, paged.value_scales(run) + offset, [&](int64_t d, typename E::Code code) {
+    value[d / LANES * panel + E::place(d % LANES, which)] = code;
+  });
+}
+
+}  // namespace HF_ISA

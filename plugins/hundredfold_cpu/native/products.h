@@ -1,0 +1,132 @@
+// Scores of queries with keys, and values times weights: sixteen keys or columns at a time, several queries together.
+//
+// Of floats, a score is one chain of fused multiply-adds over the columns and an output one chain over the keys. Codes
+// of int8 meet queries and weights in int16, whose rounding is far below theirs, and sums are exact. So it does not
+// matter to a query which others are computed with it.
+#pragma once
+
+#include "paged.h"
+
+namespace HF_ISA {
+
+constexpr int RUN = 512;              // keys that are taken together: as many as int32 holds products of
+constexpr int GROUPS = RUN / LANES;   // sixteens of a run
+constexpr float WEIGHT_TOP = 32767.0f;
+
+// Where a run's keys and values lie; the first sixteen begin at key `base` of the sequence.
+template <class E>
+struct Run {
+  int64_t base, groups;
+  const typename E::Code *keys[GROUPS], *values[GROUPS];
+  const float *key_scales[GROUPS], *value_scales[GROUPS];
+
+  // of the keys from `begin` to `end`, which lie in one run
+  void find(const Paged<E>& paged, const int32_t* table, int64_t head, int64_t begin, int64_t end) {
+    base = begin / LANES * LANES, groups = (end - base + LANES - 1) / LANES;
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t key = base + g * LANES, offset = key % paged.size;
+      uint8_t* run = paged.run(table[key / paged.size], head);
+      keys[g] = paged.keys(run, offset), values[g] = paged.values(run, offset);
+      key_scales[g] = paged.key_scales(run) + offset, value_scales[g] = paged.value_scales(run) + offset;
+    }
+  }
+};
+
+static inline void fetch(const void* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 3);
+}
+
+template <int R>
+struct Rows {
+  static constexpr int COUNT = R;
+};
+
+// Calls f(Rows<R>, first row) until all rows are done.
+template <class F>
+static inline void by_rows(int64_t rows, F f) {
+  int64_t row = 0;
+  for (; rows - row >= 6; row += 6) f(Rows<6>{}, row);
+  switch (rows - row) {
+    case 5: f(Rows<3>{}, row), f(Rows<2>{}, row + 3); break;
+    case 4: f(Rows<4>{}, row); break;
+    case 3: f(Rows<3>{}, row); break;
+    case 2: f(Rows<2>{}, row); break;
+    case 1: f(Rows<1>{}, row); break;
+  }
+}
+
+// Scores of R queries with sixteen keys.
+template <class E, int R>
+static inline void score(const float* q, int64_t units, const typename E::Code* keys, float* scores, int64_t stride) {
+  Vec sums[R];
+  for (int r = 0; r < R; ++r) sums[r] = zero();
+  for (int64_t u = 0; u < units; ++u) {
+    Vec first, second;
+    E::get(keys + u * UNIT, first, second);
+    for (int r = 0; r < R; ++r) sums[r] = fma(broadcast(q[(r * units + u) * 2]), first, sums[r]);
+    for (int r = 0; r < R; ++r) sums[r] = fma(broadcast(q[(r * units + u) * 2 + 1]), second, sums[r]);
+  }
+  for (int r = 0; r < R; ++r) store(scores + r * stride, sums[r]);
+}
+
+template <class E, int R>
+static inline void score(const int16_t* q, int64_t units, const int8_t* keys, float* scores, int64_t stride) {
+  Ints sums[R];
+  for (int r = 0; r < R; ++r) sums[r] = all(0);
+  for (int64_t u = 0; u < units; ++u) {
+    const Pairs pairs = load_pairs(keys + u * UNIT);
+    for (int r = 0; r < R; ++r) sums[r] = dot(sums[r], pairs, broadcast_pair(q + (r * units + u) * 2));
+  }
+  for (int r = 0; r < R; ++r) store(scores + r * stride, to_float(sums[r]));
+}
+
+// Adds to N panels of R rows' `sums` the values of keys begin to end of the run, times their weights. Others are not
+// touched: they may be anything.
+template <class E, int R, int N>
+static inline void mix(const float* weights, const Run<E>& run, int64_t begin, int64_t end, int64_t first_panel,
+                       int64_t panel, float* sums, int64_t width) {
+  Vec sum[R][N];
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) sum[r][n] = load(sums + r * width + n * LANES);
+  for (int64_t key = begin; key < end;) {
+    const auto* values = run.values[key / LANES] + first_panel * panel;
+    const int64_t origin = key / LANES * LANES, stop = end - origin < LANES ? end : origin + LANES;
+    while (key < stop) {
+      const bool odd = key % 2, both = !odd && key + 1 < stop;
+      for (int n = 0; n < N; ++n) {
+        Vec first, second;
+        E::get(values + n * panel + (key - origin) / 2 * UNIT, first, second);
+        const float* weight = weights + key;
+        if (odd) {
+          for (int r = 0; r < R; ++r) sum[r][n] = fma(broadcast(weight[r * RUN]), second, sum[r][n]);
+        } else {
+          for (int r = 0; r < R; ++r) sum[r][n] = fma(broadcast(weight[r * RUN]), first, sum[r][n]);
+          if (both)
+            for (int r = 0; r < R; ++r) sum[r][n] = fma(broadcast(weight[r * RUN + 1]), second, sum[r][n]);
+        }
+      }
+      key += both ? 2 : 1;
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) store(sums + r * width + n * LANES, sum[r][n]);
+}
+
+// One panel of R rows: the products of all the run's codes with `weights`, which are 0 for keys that are not seen.
+template <int R>
+static inline void mix(const int16_t* weights, const float* factors, const Run<Int8>& run, int64_t offset, float* sums,
+                       int64_t width) {
+  Ints sum[R];
+  for (int r = 0; r < R; ++r) sum[r] = all(0);
+  for (int64_t g = 0; g < run.groups; ++g) {
+    const int8_t* values = run.values[g] + offset;
+    const int16_t* weight = weights + g * LANES;
+    for (int u = 0; u < LANES / 2; ++u) {
+      const Pairs pairs = load_pairs(values + u * UNIT);
+      for (int r = 0; r < R; ++r) sum[r] = dot(sum[r], pairs, broadcast_pair(weight + r * RUN + 2 * u));
+    }
+  }
+  for (int r = 0; r < R; ++r) store(sums + r * width, mul(to_float(sum[r]), broadcast(factors[r])));
+}
+
+}  // namespace HF_ISA
