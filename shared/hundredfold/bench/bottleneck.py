@@ -42,6 +42,8 @@ class Observation:
     """Time in steps."""
     forward_s: float
     sample_s: float
+    gap_s: float
+    """Time between steps while sequences ran."""
     unread_bytes: int
     """Output that waits for clients who do not read, at the last look."""
     weight_bytes: int = 0
@@ -159,7 +161,7 @@ def _prefill(seen: Observation) -> Finding | None:
 
 def _delivery(seen: Observation) -> Finding | None:
     """Workers wait although requests run: planning, transport or the processor is short."""
-    gap = 1.0 - seen.busy
+    gap = min(1.0, seen.gap_s / (seen.seconds * max(seen.workers, 1)))
     if gap < WAITING_GAP or seen.running < 1:
         return None
     reading = (

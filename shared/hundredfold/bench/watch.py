@@ -61,6 +61,7 @@ def observe(neighbours: Neighbours, looks: Sequence[Loads], seconds: float) -> O
         step_s=worker("step_total_us") / 1e6,
         forward_s=worker("step_forward_us") / 1e6,
         sample_s=worker("step_sample_us") / 1e6,
+        gap_s=worker("step_gap_us") / 1e6,
         unread_bytes=last.door.totals.get("unread_bytes", 0) if last.door is not None else 0,
         weight_bytes=runtime.weight_bytes,
         layer_weights=runtime.layer_weights,

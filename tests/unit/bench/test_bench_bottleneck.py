@@ -39,6 +39,7 @@ BUSY = Observation(
     step_s=9.8,
     forward_s=9.5,
     sample_s=0.2,
+    gap_s=0.2,
     unread_bytes=0,
     weight_bytes=100_000_000,
     layer_weights=10_000_000,
@@ -102,7 +103,7 @@ def test_prompts_bind_when_most_of_a_step_is_theirs():
 
 
 def test_delivery_binds_when_workers_wait_though_requests_run():
-    seen = replace(BUSY, step_s=4.0, forward_s=3.8, unread_bytes=4096)
+    seen = replace(BUSY, step_s=4.0, forward_s=3.8, gap_s=6.0, unread_bytes=4096)
     found = diagnose(seen, CEILINGS)[0]
     assert found.name == "delivery"
     assert "waited 60%" in found.evidence
@@ -130,7 +131,9 @@ def look(steps: int, running: int, used: int) -> Loads:
         totals={"computed_tokens": 10 * steps, "prefill_tokens": steps, "output_tokens": 9 * steps},
         workers=[WorkerLoad(seats=8), WorkerLoad(seats=4)],
     )
-    worker = GetLoadResponse(totals={"steps": steps, "step_total_us": 5000 * steps})
+    worker = GetLoadResponse(
+        totals={"steps": steps, "step_total_us": 5000 * steps, "step_gap_us": 100 * steps}
+    )
     return Loads(door=GetLoadResponse(totals={"unread_bytes": 7}), scheduler=scheduler, workers=(worker,))
 
 
@@ -142,6 +145,7 @@ def test_looks_are_put_together():
     assert (seen.steps, seen.computed_tokens, seen.prefill_tokens, seen.output_tokens) == (50, 500, 50, 450)
     assert (seen.running, seen.waiting, seen.seats) == (3.0, 2.0, 12)
     assert seen.step_s == pytest.approx(0.25)
+    assert seen.gap_s == pytest.approx(0.005)
     assert seen.busy == pytest.approx(0.125)
     assert (seen.cache_usage, seen.cache_bytes) == (0.3, 200.0)
     assert (seen.unread_bytes, seen.weight_bytes, seen.max_num_batched_tokens) == (7, 5, 512)
