@@ -77,7 +77,7 @@ def from_door(failure: RequestFailed, param: str | None = None) -> ApiError:
     status, kind, code = _STATUSES.get(failure.code, (500, SERVER, "internal_error"))
     message = failure.message
     if failure.field is not None and param is not None:
-        message = message.replace(failure.field, param, 1)
+        message = message.replace(failure.field, param, 1).replace(" sampling.", " ")
     if failure.code is grpc.StatusCode.NOT_FOUND and failure.field == "model":
         code = "model_not_found"
     retry_after_s: int | None = None

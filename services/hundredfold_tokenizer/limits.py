@@ -52,7 +52,7 @@ RANGES = {
     "min_p": Range(0, 1),
     "presence_penalty": Range(-2, 2),
     "frequency_penalty": Range(-2, 2),
-    "repetition_penalty": Range(0, 100, above_low=True),
+    "repetition_penalty": Range(0.001, 100),  # a logit divided by less may pass what a float holds
 }
 """Sampling fields that are fractions."""
 

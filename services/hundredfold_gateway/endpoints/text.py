@@ -16,7 +16,7 @@ from hundredfold_gateway.gate import Gate
 from hundredfold_gateway.http.bodies import json_response, read_object
 from hundredfold_gateway.http.presence import while_there
 from hundredfold_gateway.openai.fields import RequestModel, UInt32, param_of, parse
-from hundredfold_gateway.openai.messages import Message, chat_messages
+from hundredfold_gateway.openai.messages import MAX_MESSAGES, Message, chat_messages
 from hundredfold_gateway.settings import GatewaySettings
 
 
@@ -25,7 +25,7 @@ class TokenizeRequest(RequestModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

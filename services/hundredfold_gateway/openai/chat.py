@@ -10,14 +10,14 @@ from pydantic import Field
 from hundredfold.client import ChatMessage, GenerateOptions
 from hundredfold_gateway.errors import ApiError
 from hundredfold_gateway.openai.fields import UInt32, unsupported
-from hundredfold_gateway.openai.messages import Message, chat_messages
+from hundredfold_gateway.openai.messages import MAX_MESSAGES, Message, chat_messages
 from hundredfold_gateway.openai.sampling import SharedFields
 
 
 class ChatRequest(SharedFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: UInt32 | None = None
     logprobs: bool | None = None
     top_logprobs: UInt32 | None = None

@@ -120,4 +120,5 @@ def param_of(field: str | None, also: Mapping[str, str]) -> str | None:
             name = instead + name.removeprefix(prefix)
             break
     name = name.replace("tool_calls_json", "tool_calls")
-    return also.get(name) or _PLACES.get(name, name)
+    name, bracket, rest = name.partition("[")
+    return (also.get(name) or _PLACES.get(name, name)) + bracket + rest

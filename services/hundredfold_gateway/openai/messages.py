@@ -11,6 +11,9 @@ from hundredfold.client import ChatMessage
 from hundredfold_gateway.errors import ApiError
 from hundredfold_gateway.openai.fields import RequestModel, shown, unsupported
 
+MAX_MESSAGES = 4096
+"""What the door takes. More are refused before all are looked at, which would hold up the event loop."""
+
 _ROLES = {"developer": "system"}
 """Newer names of what templates know by older ones."""
 

@@ -308,7 +308,7 @@ class SamplingParams(google.protobuf.message.Message):
     frequency_penalty: builtins.float
     """Taken from a token's logit for each time the answer holds it, -2 to 2; 0."""
     repetition_penalty: builtins.float
-    """Divides positive and multiplies negative logits of tokens seen in prompt or answer, (0, 100]; 1."""
+    """Divides positive and multiplies negative logits of tokens seen in prompt or answer, 0.001 to 100; 1."""
     logprobs: builtins.int
     """Returns the chosen token's log probability and those of this many likeliest, 0 to 20. They are of the
     model's own distribution, before penalties, bias, temperature and filters.

@@ -14,6 +14,7 @@ from hundredfold_gateway.errors import ApiError, from_door
 from hundredfold_gateway.openai.chat import ChatRequest
 from hundredfold_gateway.openai.completion import CompletionRequest
 from hundredfold_gateway.openai.fields import param_of
+from hundredfold_gateway.openai.messages import MAX_MESSAGES
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -210,6 +211,7 @@ def test_prompts_of_the_wrong_kind(prompt: Any):
         ("sampling.prompt_logprobs", "logprobs"),
         ("text", "prompt"),
         ("token_ids", "prompt"),
+        ("token_ids[2]", "prompt[2]"),
         ("token_ids.ids[3]", "prompt[3]"),
         ("chat", "messages"),
         ("chat.messages", "messages"),
@@ -227,8 +229,19 @@ def test_fields_of_the_contract_are_named_as_parameters(field: str | None, param
 
 def test_a_refusal_speaks_the_clients_words():
     failure = InvalidRequest(
-        grpc.StatusCode.INVALID_ARGUMENT, "sampling.max_tokens = 0 is no use", "sampling.max_tokens"
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "sampling.max_tokens = 0 is no use beside sampling.min_tokens = 4",
+        "sampling.max_tokens",
     )
     error = from_door(failure, "max_completion_tokens")
-    assert (error.status, error.message) == (400, "max_completion_tokens = 0 is no use")
+    assert (error.status, error.message) == (400, "max_completion_tokens = 0 is no use beside min_tokens = 4")
     assert error.body()["error"]["param"] == "max_completion_tokens"
+
+
+def test_a_conversation_without_end_is_refused_unread():
+    """Each turn would be looked at on the event loop, beside everybody's streams."""
+    turns = [{"role": "user", "content": "a"}] * MAX_MESSAGES
+    ChatRequest.read({"messages": turns})
+    with pytest.raises(ApiError, match=f"at most {MAX_MESSAGES}") as refused:
+        ChatRequest.read({"messages": [*turns, {"role": 1}]})
+    assert (refused.value.status, refused.value.param) == (400, "messages")

@@ -41,6 +41,7 @@ BAD = [
     ({"frequency_penalty": -INF}, "sampling.frequency_penalty"),
     ({"repetition_penalty": 0.0}, "sampling.repetition_penalty"),
     ({"repetition_penalty": -1.0}, "sampling.repetition_penalty"),
+    ({"repetition_penalty": 1e-40}, "sampling.repetition_penalty"),
     ({"repetition_penalty": NAN}, "sampling.repetition_penalty"),
     ({"repetition_penalty": 101.0}, "sampling.repetition_penalty"),
     ({"logit_bias": {3: NAN}}, "sampling.logit_bias[3]"),
@@ -141,6 +142,7 @@ def test_the_terms_of_a_beam_search_can_be_sent_back() -> None:
     [
         {"temperature": 0.0}, {"temperature": 1e-7}, {"temperature": 100.0}, {"top_p": 1e-9}, {"top_p": 1.0},
         {"min_p": 0.0}, {"min_p": 1.0}, {"top_k": 2**32 - 1}, {"repetition_penalty": 100.0}, {"n": 1},
+        {"repetition_penalty": 0.001},
         {"presence_penalty": -2.0}, {"logit_bias": {511: -100.0}}, {"stop": ["x" * 1024] * 16},
         {"max_tokens": 0, "prompt_logprobs": 0}, {"max_tokens": 4, "min_tokens": 4}, {"logprobs": 20},
         {"seed": 2**64 - 1}, {"max_tokens": 2**32 - 1},
