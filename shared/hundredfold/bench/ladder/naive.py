@@ -28,7 +28,7 @@ class NaiveFailed(Exception):
 
 
 def environment() -> EnvironmentSpec:
-    """What the baseline needs: our torch, and transformers."""
+    """What the baseline needs: our torch, and transformers. `make bench-peers` shares it."""
     return EnvironmentSpec(
         "naive", [f"torch=={_plain(version('torch'))}", TRANSFORMERS, "accelerate", "gguf"]
     )
