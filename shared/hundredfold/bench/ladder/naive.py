@@ -30,7 +30,7 @@ class NaiveFailed(Exception):
 def environment() -> EnvironmentSpec:
     """What the baseline needs: our torch, and transformers. `make bench-peers` shares it."""
     return EnvironmentSpec(
-        "naive", [f"torch=={_plain(version('torch'))}", TRANSFORMERS, "accelerate", "gguf"]
+        "transformers", [f"torch=={_plain(version('torch'))}", TRANSFORMERS, "accelerate", "gguf"]
     )
 
 
