@@ -144,6 +144,7 @@ class AttachService(scheduler_pb2_grpc.SchedulerServiceServicer):
             vocab_size=limits.vocab_size if limits is not None else 0,
             max_cache_tokens=limits.max_cache_tokens if limits is not None else 0,
             worker_ready=self._engine.worker_ready,
+            block_size=limits.block_size if limits is not None else 0,
         )
 
 

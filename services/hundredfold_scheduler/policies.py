@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hundredfold_scheduler.core.intake import QueueLimits
-from hundredfold_scheduler.core.pacing import PromptShare, StartPace, WholeBudget, WithinTime
+from hundredfold_scheduler.core.pacing import STRETCH, BesideDecodes, PromptShare, StartPace, WithinTime
 from hundredfold_scheduler.core.policy import (
     AdmissionOrder,
     CheapestOfLowestPriority,
@@ -34,7 +34,10 @@ def core_config(settings: SchedulerSettings) -> SchedulerConfig:
 
 def policies_in_force(settings: SchedulerSettings) -> dict[str, str]:
     """The policies by the names of their settings."""
-    return {name: str(getattr(settings, name)) for name in POLICIES if getattr(settings, name) is not None}
+    told = {name: str(getattr(settings, name)) for name in POLICIES}
+    if settings.step_target_ms is None:
+        told["step_target_ms"] = f"{STRETCH:g} x the decodes"
+    return told
 
 
 def _order(settings: SchedulerSettings) -> AdmissionOrder:
@@ -49,4 +52,4 @@ def _victims(settings: SchedulerSettings) -> VictimChoice:
 
 def _share(settings: SchedulerSettings) -> PromptShare:
     target_ms = settings.step_target_ms
-    return WholeBudget() if target_ms is None else WithinTime(target_ms / 1e3)
+    return BesideDecodes() if target_ms is None else WithinTime(target_ms / 1e3)

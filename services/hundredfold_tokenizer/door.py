@@ -166,7 +166,8 @@ class Door:
             raise invalid("input", "unset", "needs one of text, chat and token_ids")
         prompt = await self._encode(kind, message, sampling, limits)
         limits.check_prompt(kind, len(prompt))
-        room = limits.room(len(prompt))
+        beams = sampling.beam_group
+        room = limits.room(len(prompt), 1 if beams is None else beams.width)
         max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         known = self.vocabulary.size
         params = sequence_params(

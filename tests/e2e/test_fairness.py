@@ -29,7 +29,7 @@ def test_a_flooding_tenant_leaves_another_its_time_to_first_token(tiny_stack: St
     """Report 9: forty clients of one tenant send maximal prompts without end; another tenant's p95 is at most
     five times what it is when nobody else is there.
     """
-    tiny_stack.flags = {"worker": {"max_num_seqs": 32}, "scheduler": {"step_target_ms": 30}}
+    tiny_stack.flags = {"worker": {"max_num_seqs": 32}}
     tiny_stack.start()
     tiny_stack.wait_ready()
 

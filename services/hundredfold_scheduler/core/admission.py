@@ -19,6 +19,9 @@ from hundredfold_scheduler.core.worker import Worker
 PATIENCE_S = 2.0
 """A worker that is late by more gets no preference: what would have gone there goes to another."""
 
+PATIENCE_PLANS = 8
+"""Plans that a busy worker leaves a sequence to another for, which has room for it and does not seat it."""
+
 MAX_WEIGHED = 8
 """Other workers that are weighed for one candidate, the emptiest ones: a thousand cost no more than these."""
 
@@ -219,13 +222,14 @@ def _note_left(sequence: Sequence, worker: Worker) -> None:
 
 
 def _was_refused(sequence: Sequence, worker: Worker, chosen: Worker) -> bool:
-    """Whether an idle worker need not leave a sequence to a busy one: that one has planned a step since it
-    was left to it, and has not seated it. Whatever the reason, here it starts at once.
+    """Whether a worker need not leave a sequence to a busy one: that one has planned since it was left to it,
+    and has not seated it, whatever the reason. An idle worker waits for one such plan, for here it starts at
+    once; a busy one for several, for it may only have been another's turn.
     """
-    if worker.running or not chosen.running or sequence.left_to is None:
+    if not chosen.running or sequence.left_to is None:
         return False
     name, planned = sequence.left_to
-    return name == chosen.name and chosen.planned > planned
+    return name == chosen.name and chosen.planned - planned > (PATIENCE_PLANS if worker.running else 0)
 
 
 Nearness = tuple[int, int, str]

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 
 from hundredfold_scheduler.core.failures import Code, Failure, Refused
-from hundredfold_scheduler.core.limits import WorkerLimits
+from hundredfold_scheduler.core.limits import WorkerLimits, beams_apart
 from hundredfold_scheduler.core.request import Submission
 from hundredfold_scheduler.core.state import State
 
@@ -60,7 +60,8 @@ class Intake:
         limits = state.known.widest(len(submission.prompt), beams)
         if limits is not None:
             longest = max((len(prior) for prior in submission.priors.values()), default=0)
-            misfit = never_fits(submission.prompt, longest, limits, beams)
+            beams_at_end = beams_apart(beams, submission.max_tokens)
+            misfit = never_fits(submission.prompt, longest, limits, beams, beams_at_end)
             if misfit is not None:
                 raise Refused("invalid", misfit)
         if not any(submission.priors.values()) and not submission.accepted:
@@ -107,8 +108,12 @@ def expired() -> Failure:
     return Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the answer was complete")
 
 
-def never_fits(prompt: array[int], num_output: int, limits: WorkerLimits, beams: int = 1) -> Failure | None:
-    """Why a worker with these limits can never serve a prompt with so many ids answered, or ``None``."""
+def never_fits(
+    prompt: array[int], num_output: int, limits: WorkerLimits, beams: int, beams_at_end: int
+) -> Failure | None:
+    """Why a worker with these limits can never serve a prompt with so many ids answered, or ``None``. Each
+    beam takes a seat; so many are computed apart in the end.
+    """
     length = len(prompt)
     if length > limits.max_cache_tokens:
         message = f"the prompt has {length} tokens, the cache holds at most {limits.max_cache_tokens}"
@@ -125,7 +130,7 @@ def never_fits(prompt: array[int], num_output: int, limits: WorkerLimits, beams:
     if beams > limits.max_num_seqs:
         message = f"beam_width is {beams}, max_num_seqs is {limits.max_num_seqs}"
         return Failure(Code.INVALID_ARGUMENT, message, "sampling.beam_width")
-    if limits.room_for_output(length, beams) < 1:
+    if limits.room_for_output(length, beams_at_end) < 1:
         message = (
             f"{beams} beams after a prompt of {length} tokens do not fit the cache: it has "
             f"{limits.num_blocks} blocks of {limits.block_size} tokens"

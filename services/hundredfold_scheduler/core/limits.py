@@ -58,8 +58,13 @@ class WorkerLimits:
             prompt_len <= self.max_cache_tokens
             and prompt_len < self.max_model_len
             and beams <= self.max_num_seqs
-            and max_tokens <= self.room_for_output(prompt_len, beams)
+            and max_tokens <= self.room_for_output(prompt_len, beams_apart(beams, max_tokens))
         )
+
+
+def beams_apart(beams: int, max_tokens: int) -> int:
+    """Beams that may be computed apart: none is before it has a second token to find."""
+    return beams if max_tokens > 1 else 1
 
 
 class KnownLimits:

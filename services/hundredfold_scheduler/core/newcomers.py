@@ -73,6 +73,11 @@ class Newcomers:
         self._state = state
         self._admission = admission
 
+    @property
+    def num_owners(self) -> int:
+        """Owners that asked for something lately."""
+        return self._admission.num_owners
+
     def can_seat(self, worker: Worker) -> bool:
         """Whether a look at the queue can come to anything."""
         if not worker.takes_new or not len(self._state.waiting) or not worker.slots.num_free:

@@ -1,4 +1,4 @@
-"""When newcomers may start, and how many prompt tokens a step takes: small policies, off by default."""
+"""When newcomers may start, and how many prompt tokens a step takes: small policies."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hundredfold_scheduler.core.worker import Worker
 class PromptShare(Protocol):
     """How much of a step goes to prompts."""
 
-    def tokens(self, worker: Worker, num_decodes: int) -> int:
-        """Prompt tokens for a step beside so many decodes; at most what the worker's limits leave, at least 1
-        where they leave any.
+    def tokens(self, worker: Worker, num_decodes: int, num_waiting: int, num_owners: int) -> int:
+        """Prompt tokens for a step beside so many decodes, with so many waiting and so many owners that asked
+        for something lately; at most what the worker's limits leave, at least 1 where they leave any.
         """
 
 
 class WholeBudget:
     """All that decodes leave of ``max_num_batched_tokens``."""
 
-    def tokens(self, worker: Worker, num_decodes: int) -> int:
+    def tokens(self, worker: Worker, num_decodes: int, num_waiting: int, num_owners: int) -> int:
         """See ``PromptShare``."""
         return worker.limits.max_num_batched_tokens - num_decodes
 
@@ -34,11 +34,41 @@ class WithinTime:
 
     target_s: float
 
-    def tokens(self, worker: Worker, num_decodes: int) -> int:
+    def tokens(self, worker: Worker, num_decodes: int, num_waiting: int, num_owners: int) -> int:
         """See ``PromptShare``."""
-        most = worker.limits.max_num_batched_tokens - num_decodes
-        wanted = worker.cost.tokens_within(self.target_s, num_decodes)
-        return min(most, max(worker.limits.block_size, wanted))
+        return _within(self.target_s, worker, num_decodes)
+
+
+STRETCH = 2.5
+"""Times that a step may take what its decodes take alone. At 2 prompts of several tenants come in noticeably
+slower, at 3 nothing is left for what a step takes longer than was thought.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BesideDecodes:
+    """As many as stretch a step to so many times what its decodes take alone, while somebody is to be spared:
+    most sequences decode, or several owners are there, whose next request should not find long steps. Where
+    one owner's prompts are the majority, and where one sequence is alone, prompts get all: nothing is gained
+    by smaller steps then, and each costs a step's fixed part. The same before any step was measured.
+    """
+
+    stretch: float = STRETCH
+
+    def tokens(self, worker: Worker, num_decodes: int, num_waiting: int, num_owners: int) -> int:
+        """See ``PromptShare``."""
+        running = len(worker.running)
+        others = running - num_decodes + min(num_waiting, worker.slots.num_free)
+        alone_s = worker.cost.seconds(num_decodes)
+        if (num_owners < 2 and others > num_decodes) or (not num_decodes and running < 2) or not alone_s:
+            return worker.limits.max_num_batched_tokens - num_decodes
+        return _within(self.stretch * alone_s, worker, num_decodes)
+
+
+def _within(seconds: float, worker: Worker, num_decodes: int) -> int:
+    """Prompt tokens with which a step takes so long; at least a block, where the limits leave one."""
+    most = worker.limits.max_num_batched_tokens - num_decodes
+    return min(most, max(worker.limits.block_size, worker.cost.tokens_within(seconds, num_decodes)))
 
 
 @dataclass(frozen=True, slots=True)

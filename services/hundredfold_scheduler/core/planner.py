@@ -55,7 +55,8 @@ class Planner:
             self._plan_beams(worker)
         prefills = self._plan_decodes(worker)
         num_decodes = len(self._rows)
-        self._budget = self._share.tokens(worker, num_decodes)
+        num_waiting, num_owners = len(self._state.waiting), self._newcomers.num_owners
+        self._budget = self._share.tokens(worker, num_decodes, num_waiting, num_owners)
         starts = self._may_start(worker, num_decodes, now)
         self._plan_prefills(prefills, starts, worker)
         if self._short_of_memory:
@@ -159,13 +160,20 @@ class Planner:
             self._add_row(sequence, chunk)
 
     def _add_row(self, sequence: Sequence, chunk: int) -> None:
+        sequence.last_step = self._step
+        self._rows.append(sequence)
+        self._num_tokens.append(0)
+        self._num_samples.append(0)
+        self._advance(len(self._rows) - 1, chunk)
+
+    def _advance(self, row: int, chunk: int) -> None:
+        """Let a row compute so many tokens more; one that reaches its last known token samples the next."""
+        sequence = self._rows[row]
         sequence.reserved += chunk
         samples = int(sequence.reserved == sequence.known)
         sequence.known += samples
-        sequence.last_step = self._step
-        self._rows.append(sequence)
-        self._num_tokens.append(chunk)
-        self._num_samples.append(samples)
+        self._num_tokens[row] += chunk
+        self._num_samples[row] = samples
         self._budget -= chunk
 
     def _left(self, sequence: Sequence) -> int:
@@ -229,12 +237,7 @@ class Planner:
                 continue
             if is_told and sequence.told_blocks < len(sequence.blocks):
                 self._grown.append(sequence)
-            sequence.reserved += more
-            samples = int(sequence.reserved == sequence.known)
-            sequence.known += samples
-            self._num_tokens[row] += more
-            self._num_samples[row] = samples
-            self._budget -= more
+            self._advance(row, more)
 
     def _plan_drafts(self, num_decodes: int, worker: Worker) -> None:
         """Let rows that decode try drafts, from what is left when everybody else has what they want: an equal

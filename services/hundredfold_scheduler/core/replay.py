@@ -7,7 +7,7 @@ from hundredfold_scheduler.core.cache import Cache
 from hundredfold_scheduler.core.ending import Ending
 from hundredfold_scheduler.core.failures import Code, Failure
 from hundredfold_scheduler.core.intake import never_fits
-from hundredfold_scheduler.core.limits import WorkerLimits
+from hundredfold_scheduler.core.limits import WorkerLimits, beams_apart
 from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.preemption import requeue
 from hundredfold_scheduler.core.request import MAX_DEATHS, Request, Sequence, Status
@@ -57,11 +57,12 @@ class Replay:
             return
         still = [s for s in request.sequences.values() if s.status in (Status.WAITING, Status.HELD)]
         longest = max((sequence.num_output for sequence in still), default=0)
-        misfit = never_fits(submission.prompt, longest, limits, beams)
+        beams_at_end = beams_apart(beams, submission.max_tokens)
+        misfit = never_fits(submission.prompt, longest, limits, beams, beams_at_end)
         if misfit is not None:
             self._ending.fail(request, misfit, now)
             return
-        max_tokens = min(submission.max_tokens, limits.room_for_output(length, beams))
+        max_tokens = min(submission.max_tokens, limits.room_for_output(length, beams_at_end))
         if group is not None:
             if group.lead in still:
                 group.set_max_tokens(max_tokens)

@@ -16,7 +16,7 @@ from hundredfold_scheduler.core.integrity import check_all
 from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_scheduler.core.newcomers import Newcomers
 from hundredfold_scheduler.core.observer import Observer
-from hundredfold_scheduler.core.pacing import PromptShare, StartPace, WholeBudget
+from hundredfold_scheduler.core.pacing import BesideDecodes, PromptShare, StartPace
 from hundredfold_scheduler.core.planner import Planner
 from hundredfold_scheduler.core.policy import (
     AdmissionOrder,
@@ -47,7 +47,7 @@ class SchedulerConfig:
     order: AdmissionOrder = field(default_factory=StrictPriority)
     victims: VictimChoice = field(default_factory=CheapestOfLowestPriority)
     router: Router = field(default_factory=LeastWork)
-    share: PromptShare = field(default_factory=WholeBudget)
+    share: PromptShare = field(default_factory=BesideDecodes)
     pace: StartPace = field(default_factory=StartPace)
 
 

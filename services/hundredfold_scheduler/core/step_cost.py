@@ -17,12 +17,14 @@ _ROWS, _TOKENS = 64.0, 256.0
 class StepCost:
     """Seconds ≈ fixed + per_row × rows that decode + per_token × prompt tokens; least squares that forget."""
 
-    __slots__ = ("_belief", "_matrix", "_vector", "most_tokens")
+    __slots__ = ("_belief", "_is_solved", "_matrix", "_vector", "most_tokens")
 
     def __init__(self) -> None:
         self._belief = [0.0, 0.0, 0.0]
         self._matrix = [[0.0] * 3 for _ in range(3)]
         self._vector = [0.0] * 3
+        self._is_solved = False
+        """Whether what is believed comes from all that was observed."""
         self.most_tokens = 0
         """Most prompt tokens that a measured step had."""
 
@@ -31,11 +33,17 @@ class StepCost:
         if seconds <= 0:
             return
         self.most_tokens = max(self.most_tokens, tokens)
+        self._is_solved = False
         parts = (1.0, rows / _ROWS, tokens / _TOKENS)
         for i in range(3):
             for j in range(3):
                 self._matrix[i][j] = FORGETTING * self._matrix[i][j] + parts[i] * parts[j]
             self._vector[i] = FORGETTING * self._vector[i] + parts[i] * seconds
+
+    def seconds(self, rows: int) -> float:
+        """What a step takes in which so many rows decode and nothing else is computed; 0 before any."""
+        fixed, per_row, _ = self._solve()
+        return fixed + per_row * rows / _ROWS
 
     def tokens_within(self, seconds: float, rows: int) -> int:
         """Prompt tokens with which a step beside so many decoding rows takes as long; may be below 0."""
@@ -48,6 +56,8 @@ class StepCost:
 
     def _solve(self) -> list[float]:
         """The parts that fit best, none below 0; those that the last steps leave open stay as they were."""
+        if self._is_solved:
+            return self._belief
         matrix = [[*row, value] for row, value in zip(self._matrix, self._vector, strict=True)]
         for i in range(3):
             matrix[i][i] += PULL
@@ -61,4 +71,5 @@ class StepCost:
         for i in (2, 1, 0):
             parts[i] = (matrix[i][3] - sum(matrix[i][k] * parts[k] for k in range(i + 1, 3))) / matrix[i][i]
         self._belief = [max(0.0, part) for part in parts]
+        self._is_solved = True
         return self._belief

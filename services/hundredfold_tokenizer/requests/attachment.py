@@ -214,6 +214,7 @@ class Attachment:
                 max_model_len=welcome.max_model_len,
                 vocab_size=welcome.vocab_size,
                 max_cache_tokens=welcome.max_cache_tokens or _UNLIMITED_CACHE,
+                block_size=welcome.block_size or 1,
             )
         if not self.link.attached:
             log.info("attached to the scheduler", incarnation=welcome.incarnation, requests=len(self._live))

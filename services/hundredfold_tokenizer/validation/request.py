@@ -21,11 +21,13 @@ class ModelLimits:
         max_model_len: Longest prompt and answer together.
         vocab_size: Size of the model's vocabulary.
         max_cache_tokens: Most tokens of one sequence that the cache can hold.
+        block_size: Tokens in a block of the cache; beams share a prompt's full blocks.
     """
 
     max_model_len: int
     vocab_size: int
     max_cache_tokens: int
+    block_size: int = 1
 
     def check_prompt(self, field: str, num_tokens: int) -> None:
         """Refuse a prompt that leaves no room for an answer: INVALID_ARGUMENT with both numbers."""
@@ -38,9 +40,15 @@ class ModelLimits:
             limit = f"is more than the cache holds for one sequence, {self.max_cache_tokens}"
             raise invalid(field, f"{num_tokens} tokens", limit)
 
-    def room(self, num_tokens: int) -> int:
-        """Most output tokens after a prompt of this length; the last one needs no place in the cache."""
-        return max(1, min(self.max_model_len - num_tokens, self.max_cache_tokens - num_tokens + 1))
+    def room(self, num_tokens: int, beams: int = 1) -> int:
+        """Most output tokens after a prompt of this length; the last one needs no place in the cache. Beams
+        may have nothing in common but the prompt's full blocks; where they do not fit at all, the scheduler
+        says so.
+        """
+        shared = num_tokens // self.block_size
+        blocks = shared + (self.max_cache_tokens // self.block_size - shared) // beams
+        room = min(self.max_model_len - num_tokens, blocks * self.block_size - num_tokens + 1)
+        return room if room > 0 else self.room(num_tokens) if beams > 1 else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,18 @@ def test_what_can_never_run_is_refused() -> None:
     assert "3 blocks" in cramped.failure.message
 
 
+def test_one_token_needs_no_room_for_beams_apart() -> None:
+    """At the cache's edge, where a second token of two beams would not fit: the search is over before it."""
+    limits = replace(SMALL, num_blocks=3)
+    two = BeamTerms(2, 1.0, False)
+    assert limits.room_for_output(40, 2) < 1
+    harness = Harness(limits)
+    received = harness.submit(0, PROMPT[:40], 1, beams=two)
+    harness.run()
+    check(received, two, 1, PROMPT[:40])
+    harness.assert_empty()
+
+
 def test_blocks_are_counted_by_a_beam_that_goes_on() -> None:
     """The best beam before may be one that nobody goes on from, and rests by then."""
     harness = Harness()

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from hundredfold_scheduler.core.pacing import StartPace, WholeBudget, WithinTime
+from hundredfold_scheduler.core.pacing import BesideDecodes, PromptShare, StartPace, WholeBudget, WithinTime
 from hundredfold_scheduler.core.scheduler import SchedulerConfig
 from hundredfold_scheduler.core.step_cost import StepCost
-from support.scheduler_simulation import CPU_LIKE, UNBOUNDED, Cost, Simulation
+from support.scheduler_simulation import CPU_LIKE, UNBOUNDED, Cost, Simulation, percentile
 
 
 def test_the_cost_of_steps_is_learned() -> None:
@@ -172,4 +172,75 @@ def test_a_target_that_is_never_reached_changes_nothing() -> None:
         simulation.run()
         return [plan.num_tokens for start, _, plan in simulation.steps if start > 1.0]
 
-    assert plans(SchedulerConfig(UNBOUNDED, share=WithinTime(60.0))) == plans(SchedulerConfig(UNBOUNDED))
+    without = SchedulerConfig(UNBOUNDED, share=WholeBudget())
+    assert plans(SchedulerConfig(UNBOUNDED, share=WithinTime(60.0))) == plans(without)
+
+
+SMALL_MODEL = Cost(fixed=0.023, per_row=0.000_89, per_token=0.000_25)
+"""About that of the default model on two cores: 80 ms a step at 64 rows, 250 at 256."""
+
+
+def stretched(decodes: int) -> tuple[float, float]:
+    """Longest step and time to the first token of a prompt of 4,000 tokens that comes among so many decodes,
+    the step in units of the median.
+    """
+    simulation = Simulation(cost=SMALL_MODEL)
+    for _ in range(decodes):
+        simulation.at(0.0, lambda: simulation.submit(64, 300))
+    simulation.at(6.0, lambda: simulation.submit(4000, 8))
+    simulation.run()
+    alone = [
+        end - start for start, end, plan in simulation.steps if start > 3.0 and set(plan.num_tokens) == {1}
+    ]
+    longest = max(end - start for start, end, _ in simulation.steps if start > 3.0)
+    return longest / sorted(alone)[len(alone) // 2], simulation.lives[decodes].ttft
+
+
+def test_by_default_a_long_prompt_stretches_no_step_past_three_times_the_median() -> None:
+    """And the prompt is there as soon as that allows: 4,000 tokens at 1.5 times 51 ms a step are 1.6 s."""
+    longest, ttft = stretched(32)
+    assert longest <= 3.0
+    assert ttft < 2.0
+
+
+def tokens_per_s(share: PromptShare, streams: int, length: int, output: int) -> float:
+    """Output tokens a second of so many streams, each of three requests one after another."""
+    limits = replace(CPU_LIKE, max_num_seqs=streams, num_blocks=streams * 40)
+    simulation = Simulation(SchedulerConfig(UNBOUNDED, share=share), limits, SMALL_MODEL)
+    left = [2 * streams]
+
+    def ended(_: int) -> None:
+        if left[0]:
+            left[0] -= 1
+            simulation.submit(length, output)
+
+    simulation.on_end = ended
+    for _ in range(streams):
+        simulation.submit(length, output)
+    simulation.run()
+    return 3 * streams * output / simulation.now
+
+
+@pytest.mark.parametrize(("streams", "length", "output"), [(64, 64, 128), (256, 64, 64), (32, 1000, 16)])
+def test_by_default_throughput_is_that_of_whole_budgets(streams: int, length: int, output: int) -> None:
+    """Chats, and prompts that take longer than their answers."""
+    whole = tokens_per_s(WholeBudget(), streams, length, output)
+    assert tokens_per_s(BesideDecodes(), streams, length, output) >= 0.98 * whole
+
+
+def test_requests_by_chance_at_seven_tenths_of_capacity_start_soon() -> None:
+    """p99 of time to first token under Poisson load: that of an idle server and four median steps."""
+    rng = random.Random(1)
+    capacity = tokens_per_s(BesideDecodes(), 64, 64, 128) / 128
+    idle, simulation = Simulation(cost=SMALL_MODEL), Simulation(cost=SMALL_MODEL)
+    for i in range(4):
+        idle.at(5.0 * i, lambda: idle.submit(64, 128))
+    idle.run()
+    at = 0.0
+    for _ in range(400):
+        at += rng.expovariate(0.7 * capacity)
+        simulation.at(at, lambda: simulation.submit(64, 128))
+    simulation.run()
+    steps = sorted(end - start for start, end, _ in simulation.steps)
+    p99 = percentile([life.ttft for life in simulation.lives.values()], 0.99)
+    assert p99 <= idle.lives[3].ttft + 4 * steps[len(steps) // 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from itertools import pairwise
 
 import grpc
 import pytest
@@ -104,7 +105,7 @@ async def test_one_timer_wakes_all_that_are_due() -> None:
 
 
 async def test_streams_that_rest_are_woken_together() -> None:
-    """Forty streams that began at forty moments soon travel in four groups, and none rests longer than told."""
+    """Forty streams that began at forty moments soon travel in four groups; none rests longer than told."""
     pacer = Pacer(messages_per_s=100, max_delay_s=0.2)
     boxes = [outbox(pacer) for _ in range(40)]
     reads: list[tuple[int, float]] = []
@@ -128,7 +129,7 @@ async def test_streams_that_rest_are_woken_together() -> None:
     assert len(moments) <= (until - since) / 0.2 * 4 + 1
     for one in range(40):
         times = [at for number, at in reads if number == one]
-        rests = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        rests = [later - earlier for earlier, later in pairwise(times)]
         assert all(rest <= 0.2 + 0.05 for rest in rests)
     for box in boxes:
         box.leave()

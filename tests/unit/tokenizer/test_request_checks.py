@@ -9,6 +9,7 @@ import pytest
 
 from hundredfold.rpc import RequestError
 from hundredfold.v1 import generation_pb2 as pb
+from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_tokenizer.validation.chat import check_chat
 from hundredfold_tokenizer.validation.fields import check_envelope, check_model
 from hundredfold_tokenizer.validation.request import ModelLimits, check_prompt_ids, check_resume
@@ -120,6 +121,16 @@ def test_room_for_the_answer() -> None:
     assert limits.room(10) == 54
     assert LIMITS.room(48) == 1
     assert LIMITS.room(40) == 9
+
+
+def test_room_for_beams_is_what_the_scheduler_gives_them() -> None:
+    """The started event tells the number that counts: the scheduler's own, by its own limits."""
+    ours = ModelLimits(max_model_len=300, vocab_size=512, max_cache_tokens=320, block_size=16)
+    its = WorkerLimits("f", 300, 512, 16, 20, 8, 64)
+    for beams in (1, 2, 4, 8):
+        for length in range(1, 300):
+            if (room := its.room_for_output(length, beams)) > 0:
+                assert ours.room(length, beams) == room
 
 
 @pytest.mark.parametrize(

@@ -279,6 +279,7 @@ class AttachWelcome(google.protobuf.message.Message):
     VOCAB_SIZE_FIELD_NUMBER: builtins.int
     MAX_CACHE_TOKENS_FIELD_NUMBER: builtins.int
     WORKER_READY_FIELD_NUMBER: builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: builtins.int
     incarnation: builtins.str
     """Changes with each start of the scheduler."""
     max_model_len: builtins.int
@@ -289,6 +290,8 @@ class AttachWelcome(google.protobuf.message.Message):
     """Most tokens that one sequence can hold in the cache."""
     worker_ready: builtins.bool
     """Whether a worker is connected."""
+    block_size: builtins.int
+    """Tokens in a block of that cache, by which beams share a prompt; 0 while no worker was ever seen."""
     def __init__(
         self,
         *,
@@ -297,8 +300,9 @@ class AttachWelcome(google.protobuf.message.Message):
         vocab_size: builtins.int = ...,
         max_cache_tokens: builtins.int = ...,
         worker_ready: builtins.bool = ...,
+        block_size: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "max_cache_tokens", b"max_cache_tokens", "max_model_len", b"max_model_len", "vocab_size", b"vocab_size", "worker_ready", b"worker_ready"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "incarnation", b"incarnation", "max_cache_tokens", b"max_cache_tokens", "max_model_len", b"max_model_len", "vocab_size", b"vocab_size", "worker_ready", b"worker_ready"]) -> None: ...
 
 global___AttachWelcome = AttachWelcome
 
