@@ -15,6 +15,8 @@ LANES = 16
 """Keys that lie together, and what a value's columns are padded to."""
 
 HUGE_PAGE = 1 << 21
+_POPULATE_WRITE = 23
+"""``MADV_POPULATE_WRITE``, which has no name in Python: a tenth of the time of writing to all pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,12 @@ def _zeros(rows: int, columns: int) -> Tensor:
         raise MemoryError(f"{nbytes} bytes for cache blocks") from error
     with contextlib.suppress(OSError):  # a system built without them
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8).view(rows, columns).zero_()
+    zeros = torch.frombuffer(memory, dtype=torch.uint8).view(rows, columns)
+    try:
+        memory.madvise(_POPULATE_WRITE)
+    except OSError:  # a system older than that
+        zeros.zero_()
+    return zeros
 
 
 def padded(head_dim: int) -> int:
