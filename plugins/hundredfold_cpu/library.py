@@ -14,7 +14,7 @@ import torch  # noqa: F401 - first, so that the library joins the OpenMP runtime
 
 import hundredfold_cpu
 
-INSTRUCTION_SETS = ("avx512", "avx2", "portable")
+INSTRUCTION_SETS = ("avx512vnni", "avx512", "avx2", "portable")
 """Best first."""
 
 OVERRIDE = "HUNDREDFOLD_CPU_ISA"

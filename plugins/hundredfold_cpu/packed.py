@@ -48,7 +48,7 @@ class Record(ctypes.Structure):
 class PackedWeight:
     """A weight in panels, and the tensors that its record points into."""
 
-    record: Record
+    record: ctypes.Structure
     tensors: tuple[Tensor, ...]
     kept: str
     """What lies in memory, for reports."""
@@ -109,10 +109,10 @@ def _pack_codes(codes: _Codes, bias: Tensor | None) -> PackedWeight:
     stored = weight.codes if weight.codes.stride(1) == 1 else weight.codes.contiguous()
     values = torch.empty((_panels(n), rows, PANEL), dtype=torch.uint8)
     _PACK_CODES[codes.bits](stored.data_ptr(), stored.stride(0), n, k, codes.shift, values.data_ptr())
-    half = weight.scales.dtype == torch.float16 and _is_half(codes.zeros)
+    half = weight.scales.dtype == torch.float16 and is_half(codes.zeros)
     dtype = torch.float16 if half else torch.float32
-    scales = _by_panel(weight.scales.to(dtype))
-    zeros = None if codes.zeros is None else _by_panel(codes.zeros.to(dtype))
+    scales = by_panel(weight.scales.to(dtype))
+    zeros = None if codes.zeros is None else by_panel(codes.zeros.to(dtype))
     record = Record(
         values=values.data_ptr(),
         scales=scales.data_ptr(),
@@ -148,7 +148,7 @@ def _with_bias(record: Record, tensors: tuple[Tensor, ...], bias: Tensor | None,
     return PackedWeight(record, tensors, kept)
 
 
-def _by_panel(by_row: Tensor) -> Tensor:
+def by_panel(by_row: Tensor) -> Tensor:
     """[N, groups] to [panels, groups, 16], zero past N."""
     n, groups = by_row.shape
     padded = by_row.new_zeros((_panels(n) * PANEL, groups))
@@ -156,7 +156,8 @@ def _by_panel(by_row: Tensor) -> Tensor:
     return padded.view(-1, PANEL, groups).transpose(1, 2).contiguous()
 
 
-def _is_half(values: Tensor | None) -> bool:
+def is_half(values: Tensor | None) -> bool:
+    """Whether half precision holds every number."""
     return values is None or torch.equal(values.half().float(), values.float())
 
 

@@ -9,7 +9,7 @@ namespace HF_ISA {
 
 // Rows and panels of a tile: as many sums as registers hold, beside a panel's row and an input. Panels of a tile of
 // few rows: a few chains of sums at once, since each waits for itself.
-#if HF_ISA_NUMBER == HF_AVX512
+#if HF_ISA_NUMBER >= HF_AVX512
 constexpr int ROWS = 8, PANELS = 2, FEW_PANELS = 4;
 #elif HF_ISA_NUMBER == HF_AVX2
 constexpr int ROWS = 6, PANELS = 1, FEW_PANELS = 2;
