@@ -37,6 +37,8 @@ _WARM_PROMPT = 16
 _TIMED_ROWS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 _TIMED_ROUNDS = 5
 """Of the small ones, which decide most; the best counts: what else the machine did is not the step's."""
+_TIMED_S = 3.0
+"""Seconds for all of them; what is not timed by then is not."""
 _TIMED_CONTEXT = 128
 _LOADED_ROWS = 8
 """Rows that ask for everything; sampling takes memory by the row, not by the step."""
@@ -90,11 +92,15 @@ class Trial:
         rows = [count for count in _TIMED_ROWS if drafts[-1] + 1 < count <= most_rows]
         kinds = [(1, count) for count in drafts] + [(count, 0) for count in rows]
         best = [math.inf] * len(kinds)
+        end = time.perf_counter() + _TIMED_S
         for timed in range(_TIMED_ROUNDS):
-            for i, (num_rows, count) in enumerate(kinds[: len(drafts)] if timed else kinds):
+            for i, (num_rows, count) in enumerate(kinds if timed == 0 else kinds[: len(drafts)]):
+                if time.perf_counter() > end and best[len(drafts) - 1] < math.inf:
+                    break
                 sequences = [self._sequence(slot, length, 1, _GREEDY) for slot in range(num_rows)]
                 best[i] = min(best[i], self._run(sequences, [1] * num_rows, count))
-        return [num_rows + count for num_rows, count in kinds], best
+        found = sum(seconds < math.inf for seconds in best)
+        return [num_rows + count for num_rows, count in kinds[:found]], best[:found]
 
     def _widest(self) -> tuple[list[NewSequence], list[int]]:
         """One prompt that is scored, one that fills the step up, and a token for each other seat."""

@@ -1,4 +1,4 @@
-"""Only the request decides its ids: no neighbour, chunk, cache hit, preemption, pipelining or crash."""
+"""Only the request decides its ids: no neighbour, chunk, cache hit, preemption, draft, plan ahead or crash."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from support.tiny_model import make_tiny_model
 NUM_REQUESTS = 64
 CHUNKED = {"scheduler": {"max_num_batched_tokens": 48}}
 NONE_IN_FLIGHT = {"scheduler": {"max_plans_in_flight": 1}}
+SPECULATING = {"worker": {"speculative": "ngram", "num_speculative_tokens": 4}}
 TIGHT_CACHE = {"worker": {"num_kv_blocks": 24, "block_size": 16, "max_model_len": 256}}
 
 
@@ -97,9 +98,22 @@ def alone(started: Callable[..., Stack]) -> list[list[int]]:
     return ids_of(started(), messages, at_once=1)
 
 
-@pytest.mark.parametrize("flags", [{}, CHUNKED, NONE_IN_FLIGHT], ids=["batched", "chunked", "none-in-flight"])
+@pytest.mark.parametrize(
+    "flags",
+    [{}, CHUNKED, NONE_IN_FLIGHT, SPECULATING, SPECULATING | CHUNKED],
+    ids=["batched", "chunked", "none-in-flight", "speculating", "speculating-chunked"],
+)
 def test_batched(started: Callable[..., Stack], alone: list[list[int]], flags: dict) -> None:
     assert ids_of(started(flags), make_requests("batched")) == alone
+
+
+def test_speculating_a_few_at_a_time(started: Callable[..., Stack], alone: list[list[int]]) -> None:
+    """So few that drafts pay; they are tried, and decide nothing."""
+    stack = started(SPECULATING)
+    assert ids_of(stack, make_requests("few"), at_once=3) == alone
+    totals = stack.load().totals
+    assert 0 < totals["accepted_tokens"] <= totals["drafted_tokens"]
+    stack.wait_idle()
 
 
 @pytest.mark.parametrize("flags", [{}, CHUNKED], ids=["whole", "chunked"])
@@ -112,7 +126,13 @@ def test_prefix_hit(started: Callable[..., Stack], alone: list[list[int]], flags
 
 
 @pytest.mark.parametrize(
-    "flags", [TIGHT_CACHE, TIGHT_CACHE | NONE_IN_FLIGHT], ids=["in-flight", "none-in-flight"]
+    "flags",
+    [
+        TIGHT_CACHE,
+        TIGHT_CACHE | NONE_IN_FLIGHT,
+        {"worker": TIGHT_CACHE["worker"] | SPECULATING["worker"]},
+    ],
+    ids=["in-flight", "none-in-flight", "speculating"],
 )
 def test_preempted(started: Callable[..., Stack], alone: list[list[int]], flags: dict) -> None:
     stack = started(flags)
@@ -123,11 +143,13 @@ def test_preempted(started: Callable[..., Stack], alone: list[list[int]], flags:
 
 
 @pytest.mark.parametrize("victim", ["worker", "scheduler"])
-@pytest.mark.parametrize("flags", [{}, NONE_IN_FLIGHT], ids=["in-flight", "none-in-flight"])
+@pytest.mark.parametrize(
+    "flags", [{}, NONE_IN_FLIGHT, SPECULATING], ids=["in-flight", "none-in-flight", "speculating"]
+)
 def test_replayed_after_kill(
     tiny: str, alone: list[list[int]], tmp_path: Path, victim: str, flags: dict
 ) -> None:
-    stack = Stack(tiny, tmp_path, {**flags, "worker": {"dtype": "fp32"}})
+    stack = Stack(tiny, tmp_path, {**flags, "worker": {"dtype": "fp32", **flags.get("worker", {})}})
     stack.start()
     try:
         stack.wait_ready()

@@ -18,21 +18,28 @@ _SURE = 0.98
 _WEIGHT = 0.05
 """Of a measured step in the corrections of the table."""
 _RETURN = 0.005
-"""How fast the correction that steps say nothing about follows the other one."""
-_ODD = (0.25, 4.0)
-"""Bounds of a measured step against the table: a step that was held up says nothing."""
+"""How fast, by steps without drafts, what was held against drafts is forgotten."""
+_FRESH = 4
+"""Steps with drafts after one without that are compared with it: the machine is the same still."""
+_ODD = 4.0
+"""A step that took so many times what was expected was held up, and counts as if it had taken that."""
 
 
 class DraftCost:
-    """A table of step times measured once, straight lines between its points, and two factors that follow the
-    machine: one for steps without drafts, one for steps with them.
+    """A table of step times measured once, straight lines between its points, and what later steps say of it:
+    how fast the machine is now, and how much longer steps with drafts take than the table lets expect.
     """
 
     def __init__(self, positions: Sequence[int], seconds: Sequence[float]) -> None:
         """``positions`` ascend from 1. A step that took longer than one of more positions was held up."""
         self._positions = np.array(positions, dtype=np.float64)
         self._seconds = np.minimum.accumulate(np.array(seconds, dtype=np.float64)[::-1])[::-1]
-        self._plain = self._drafted = 1.0
+        self._speed = 1.0
+        """Seconds per second of the table, by steps without drafts."""
+        self._extra = 1.0
+        """The same of steps with drafts, against that."""
+        self._num_plain = 0
+        self._since_plain = 0
 
     def seconds(self, positions: Ints) -> F64:
         """Seconds of steps of ``positions`` int64[n]; beyond the table as its last line goes on."""
@@ -46,13 +53,17 @@ class DraftCost:
     def observe(self, positions: int, num_drafts: int, seconds: float) -> None:
         """A step of decoding rows, ``num_drafts`` of its ``positions`` drafts, took so long."""
         factor = seconds / float(self.seconds(np.array([positions]))[0])
-        factor = min(max(factor, _ODD[0]), _ODD[1])
         if num_drafts:
-            self._drafted += _WEIGHT * (factor - self._drafted)
-            self._plain += _RETURN * (self._drafted - self._plain)
-        else:
-            self._plain += _WEIGHT * (factor - self._plain)
-            self._drafted += _RETURN * (self._plain - self._drafted)
+            self._since_plain += 1
+            if self._num_plain and self._since_plain <= _FRESH:
+                self._extra += _WEIGHT * (min(factor / self._speed, _ODD) - self._extra)
+            return
+        self._num_plain += 1
+        self._since_plain = 0
+        if self._num_plain > 1:
+            factor = min(factor, _ODD * self._speed)
+        self._speed += max(_WEIGHT, 1 / self._num_plain) * (factor - self._speed)
+        self._extra += _RETURN * (1.0 - self._extra)
 
     def allot(self, chances: F64, offered: Ints, rows: int, positions: int, most: int) -> Ints:
         """How many of the ``offered`` int64[n] drafts of each sequence to try, int64[n].
@@ -72,9 +83,9 @@ class DraftCost:
         worths = worth[owners, depths]
         order = np.argsort(-worths, kind="stable")[:most]
         taken = np.arange(1, len(order) + 1)
-        rates = (rows + np.cumsum(worths[order])) / (self._drafted * self.seconds(positions + taken))
+        rates = (rows + np.cumsum(worths[order])) / (self._extra * self.seconds(positions + taken))
         best = int(rates.argmax())
-        plain = rows / (self._plain * float(self.seconds(np.array([positions]))[0]))
+        plain = rows / float(self.seconds(np.array([positions]))[0])
         if rates[best] > (1 + MARGIN) * plain:
             np.add.at(counts, owners[order[: best + 1]], 1)
         return counts

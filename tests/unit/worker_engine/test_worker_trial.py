@@ -83,3 +83,14 @@ def test_a_step_that_cannot_fit_ends_the_start() -> None:
 
     with pytest.raises(StartError, match=r"a step of 128 tokens in 8 sequences .* max_num_batched_tokens"):
         Trial(ToyModel(strict=False, tamper=refuse), limits()).measure()
+
+
+def test_steps_are_timed_by_their_positions() -> None:
+    """One row with drafts for the small ones, rows of one token beyond; as far as the limits go."""
+    sizes: list[int] = []
+    model = ToyModel(strict=False, tamper=lambda ids, logits: sizes.append(len(logits)))
+    positions, seconds = Trial(model, limits()).step_seconds(3)
+    assert positions == [1, 2, 3, 4, 6, 8]
+    assert len(seconds) == 6
+    assert all(0 < found < 1 for found in seconds)
+    assert set(sizes) == set(positions)
