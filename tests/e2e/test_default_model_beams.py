@@ -17,7 +17,7 @@ from support.stack import Stack
 NEW_TOKENS = 32
 BEAMS = 4
 ROUNDING = 1e-4
-"""What fp32 leaves open of a sum of tens of log probabilities."""
+"""What fp32 leaves open of a sum of 32 log probabilities: transformers' and ours differ by up to 8e-5."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,8 @@ def test_it_finds_what_transformers_finds(
 ) -> None:
     """20 prompts of 32 tokens in fp32: ids, score and text.
 
-    Beams apart by less than fp32's rounding may be kept either way (one prompt has such a moment).
+    Beams apart by less than fp32's rounding may be kept either way: after one prompt the last beam kept and
+    the first one dropped are once 3.2e-5 apart in float64. No other prompt needs it.
     """
     outputs, scores = expected[text]
     answer = answers[text]
@@ -70,5 +71,5 @@ def test_it_finds_what_transformers_finds(
         prompt = reference.encode(text)
         assert narrowest_choice(reference.model, prompt, BEAMS, NEW_TOKENS) < ROUNDING
         score = summed_log_probability(reference.model, prompt, found) / len(found)
-    assert answer.choices[0].beam_score == pytest.approx(score, rel=1e-3)
+    assert answer.choices[0].beam_score == pytest.approx(score, abs=2e-5)
     assert answer.text == reference.decode(found)

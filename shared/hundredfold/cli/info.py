@@ -66,7 +66,9 @@ def _facts(service: ServiceInfo) -> Table:
         table.add_row("memory", f"{service.resident_bytes / MIB:.0f} MiB{peak}")
     if service.HasField("model"):
         model = service.model
-        table.add_row("model", escape(f"{model.name} ({model.architecture or 'architecture unknown'})"))
+        if model.name:  # a scheduler knows the fingerprint alone
+            architecture = f" ({model.architecture})" if model.architecture else ""
+            table.add_row("model", escape(f"{model.name}{architecture}"))
         table.add_row("fingerprint", escape(model.fingerprint[:16]))
         if model.max_model_len:
             table.add_row("context", f"{model.max_model_len} tokens, vocabulary {model.vocab_size}")
