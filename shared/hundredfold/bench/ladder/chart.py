@@ -49,7 +49,8 @@ def draw(ladder: Ladder, path: Path) -> None:
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color("#c4c7cb")
     top = 1 - 0.42 / figure.get_figheight()
-    figure.text(0.02, top, f"{ladder.model}, 64 tokens in, 128 out", fontsize=13, weight="bold", color=INK)
+    title = f"{ladder.model}, {ladder.input_len} tokens in, {ladder.output_len} out"
+    figure.text(0.02, top, title, fontsize=13, weight="bold", color=INK)
     below = 1 - 0.72 / figure.get_figheight()
     figure.text(0.02, below, shorten(_subtitle(ladder), 150), fontsize=8.5, color=FAINT)
     try:

@@ -14,7 +14,16 @@ from hundredfold.bench.ceilings import Ceilings, CeilingsError, keep, measure_ce
 from hundredfold.bench.ladder.measure import measure_row
 from hundredfold.bench.ladder.naive import LOAD_TITLE, NaiveFailed, measure_naive
 from hundredfold.bench.ladder.rows import Ladder, Row, tokens_of
-from hundredfold.bench.ladder.stages import Load, NaiveStage, Scale, Stage, merged, naive_stages, stages
+from hundredfold.bench.ladder.stages import (
+    INPUT_LEN,
+    Load,
+    NaiveStage,
+    Scale,
+    Stage,
+    merged,
+    naive_stages,
+    stages,
+)
 from hundredfold.bench.plan import PlanError
 from hundredfold.bench.processes import ClientProcessError
 from hundredfold.bench.serve import WarmupError
@@ -194,6 +203,8 @@ class Climb:
             ceilings=self._ceilings,
             rows=rows,
             seconds=time.monotonic() - self._begun,
+            input_len=INPUT_LEN,
+            output_len=self._options.scale.output_len,
             notes=self._notes,
         )
 

@@ -12,14 +12,13 @@ from typing import Any
 from hundredfold.bench.ceilings import Ceilings
 from hundredfold.bench.environments import EnvironmentFailed, EnvironmentSpec, prepare
 from hundredfold.bench.ladder.rows import Row, Work
-from hundredfold.bench.ladder.stages import NaiveStage, Scale
+from hundredfold.bench.ladder.stages import INPUT_LEN, NaiveStage, Scale
 from hundredfold.models import resolve
 
 SCRIPT_ROOM = "hundredfold_worker"
 TRANSFORMERS = "transformers>=5,<6"
 RUN_LIMIT_S = 400.0
 """Far more than it takes on a quiet machine."""
-INPUT_LEN = 64
 LOAD_TITLE = "1 request"
 
 

@@ -77,7 +77,10 @@ class Ladder:
     ceilings: Ceilings | None
     rows: Sequence[Row]
     seconds: float
-    versions: Mapping[str, str] = field(default_factory=dict)
+    """How long it took to measure."""
+    input_len: int = 64
+    output_len: int = 128
+    """Tokens of each request."""
     notes: Sequence[str] = ()
 
     def to_json(self) -> str:

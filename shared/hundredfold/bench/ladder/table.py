@@ -33,7 +33,8 @@ def render_ladder(ladder: Ladder, width: int = 120) -> RenderableType:
     parts.append(_facts(ladder))
     parts += [Text(f"✗ {line}", style="red") for line in _reasons(ladder.rows)]
     parts += [Text(f"! {note}", style="yellow") for note in _notes(ladder)]
-    title = Text.assemble(("hundredfold bench ladder", "bold"), ("  64 in / 128 out, greedy", "dim"))
+    load = f"  {ladder.input_len} in / {ladder.output_len} out, greedy"
+    title = Text.assemble(("hundredfold bench ladder", "bold"), (load, "dim"))
     return Panel(Group(*parts), title=title, title_align="left", box=ROUNDED, padding=(1, 2), expand=False)
 
 
@@ -142,12 +143,18 @@ def _reasons(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _notes(ladder: Ladder) -> list[str]:
-    warned = [f"{row.title}, {row.load}: {text}" for row in ladder.rows for text in row.warnings]
-    return [*ladder.notes, *warned]
+    """What to know, each kind of warning once: what it says up to its first colon makes the kind."""
+    kinds: dict[str, list[str]] = {}
+    for row in ladder.rows:
+        for text in row.warnings:
+            kinds.setdefault(text.partition(":")[0], []).append(f"{row.title}, {row.load}: {text}")
+    more = {kind: f" (and {len(told) - 1} more rows)" if told[1:] else "" for kind, told in kinds.items()}
+    return [*ladder.notes, *(told[0] + more[kind] for kind, told in kinds.items())]
 
 
 def _sentence(ladder: Ladder) -> str:
-    told = f"Model {ladder.model} on {ladder.machine}; measured in {ladder.seconds / 60:.0f} minutes."
+    told = f"Model {ladder.model}, {ladder.input_len} tokens in and {ladder.output_len} out, greedy, on "
+    told += f"{ladder.machine}; measured in {ladder.seconds / 60:.0f} minutes."
     if ladder.ceilings is not None:
         told += f" Ceilings: {_ceilings(ladder)}."
     return f"{told} \\* of the int8 ceiling."
