@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _M = TypeVar("_M", bound=Message)
 _MAX_STATUS = 16
+_SELDOM_FILLED = ("released_slots", "grown_slots", "grown_counts", "grown_block_ids", "num_draft_tokens")
+"""Packed lists of a plan, beside those of its rows."""
 _REASONS = {EndReason.STOP: sequence_pb2.END_REASON_STOP, EndReason.LENGTH: sequence_pb2.END_REASON_LENGTH}
 
 
@@ -84,21 +86,21 @@ def _unsupported(submit: scheduler_pb2.Submit) -> str:
 
 def outputs_message(batch: OutputBatch) -> scheduler_pb2.AttachResponse:
     """What a replica is told."""
-    outputs = scheduler_pb2.Outputs(
-        stream_ids=batch.stream_ids,
-        indexes=batch.indexes if any(batch.indexes) else (),
-        offsets=batch.offsets,
-        counts=batch.counts,
-        token_ids=batch.token_ids,
-        finished=[_finished_message(finished) for finished in batch.finished],
-        failed=[
-            scheduler_pb2.FailedRequest(stream_id=stream_id, failure=_message(sequence_pb2.Failure, failure))
-            for stream_id, failure in batch.failed
-        ],
-    )
+    response = scheduler_pb2.AttachResponse()
+    outputs = response.outputs  # filled in place: a message given to another is copied
+    outputs.SetInParent()
+    outputs.stream_ids.extend(batch.stream_ids)
+    if any(batch.indexes):
+        outputs.indexes.extend(batch.indexes)
+    outputs.offsets.extend(batch.offsets)
+    outputs.counts.extend(batch.counts)
+    outputs.token_ids.extend(batch.token_ids)
+    outputs.finished.extend(map(_finished_message, batch.finished))
+    for stream_id, failure in batch.failed:
+        outputs.failed.add(stream_id=stream_id, failure=_message(sequence_pb2.Failure, failure))
     for stream_id, index, scores in batch.scores:
         outputs.scores.add(stream_id=stream_id, index=index, scores=_message(sequence_pb2.Scores, scores))
-    return scheduler_pb2.AttachResponse(outputs=outputs)
+    return response
 
 
 def _finished_message(finished: FinishedChoice) -> scheduler_pb2.FinishedChoice:
@@ -109,14 +111,19 @@ def _finished_message(finished: FinishedChoice) -> scheduler_pb2.FinishedChoice:
 
 def plan_message(plan: StepPlan) -> worker_pb2.ExecuteRequest:
     """A step as the worker reads it."""
-    message = _message(
-        worker_pb2.StepPlan,
-        plan,
-        new_sequences=[_new_sequence_message(new) for new in plan.new_sequences],
-        branches=[_message(worker_pb2.Branch, branch) for branch in plan.branches],
-        copies=[worker_pb2.BlockCopy(source=source, destination=own) for source, own in plan.copies],
-    )
-    return worker_pb2.ExecuteRequest(plan=message)
+    request = worker_pb2.ExecuteRequest()
+    message = request.plan
+    message.step = plan.step
+    message.slots.extend(plan.slots)
+    message.num_tokens.extend(plan.num_tokens)
+    for name in _SELDOM_FILLED:
+        if values := getattr(plan, name):
+            getattr(message, name).extend(values)
+    message.new_sequences.extend(map(_new_sequence_message, plan.new_sequences))
+    message.branches.extend(_message(worker_pb2.Branch, branch) for branch in plan.branches)
+    for source, own in plan.copies:
+        message.copies.add(source=source, destination=own)
+    return request
 
 
 def _new_sequence_message(new: NewSequence) -> worker_pb2.NewSequence:
