@@ -106,6 +106,10 @@ clients: $(VENV)/.installed-test ## foreign clients (OpenAI's, lm-eval, aiperf, 
 bench-check: $(VENV)/.installed ## speed against stored ratios of this kind of machine; ARGS=--update stores new ones
 	$(BIN)/hundredfold bench check --ratios tests/speed.json $(ARGS)
 
+.PHONY: profile
+profile: $(VENV)/.installed-test ## CPU of scheduler, door and client per step and per token; ARGS='--streams 64 --py-spy', or --real
+	$(BIN)/python tests/profiling/profile_stack.py $(ARGS)
+
 .PHONY: bench-peers
 bench-peers: $(VENV)/.installed-test ## vLLM, llama.cpp, OpenVINO and transformers beside us, each in an environment of its own
 	PYTHONPATH=tests $(BIN)/python -m peers.run $(ARGS)
