@@ -102,6 +102,8 @@ class Watcher(Observer):
     def stepped(self, result: StepResult, computed_tokens: int, recomputed_tokens: int) -> None:
         """The worker's own time for the step."""
         self._metrics.step(result.step_us / 1e6, computed_tokens, recomputed_tokens)
+        if result.num_drafted_tokens:
+            self._metrics.drafted(sum(result.num_drafted_tokens), result.num_accepted_tokens)
 
     def finished(self, request: Request, reason: EndReason, now: float) -> None:
         """Close the span."""

@@ -128,20 +128,15 @@ class Applier:
         planned = sum(record.num_tokens) - record.num_drafts
         totals.prefill_tokens += planned - record.num_decodes
         if result.num_drafted_tokens:
-            planned += self._count_drafts(result)
+            drafted = sum(result.num_drafted_tokens)
+            planned += drafted
+            totals.drafted_tokens += drafted
+            totals.accepted_tokens += result.num_accepted_tokens
         worker.cost.observe(record.num_decodes, planned - record.num_decodes, result.step_us / 1e6)
         totals.computed_tokens += planned
         totals.output_tokens += output
         totals.recomputed_tokens += recomputed
         self._observer.stepped(result, planned, recomputed)
-
-    def _count_drafts(self, result: StepResult) -> int:
-        """Count drafts and those that were right; returns how many were tried."""
-        totals, drafted = self._state.totals, sum(result.num_drafted_tokens)
-        rows = zip(result.num_drafted_tokens, result.num_output_tokens, strict=True)
-        totals.drafted_tokens += drafted
-        totals.accepted_tokens += sum(count - 1 for tried, count in rows if tried and count)
-        return drafted
 
     def _deliver_scores(self, row_scores: RowScores, sequence: Sequence) -> None:
         """Hand scores on, without those that an earlier run of the sequence has delivered."""

@@ -172,3 +172,11 @@ class StepResult:
     idle_us: int = 0
     num_drafted_tokens: Seq[int] = ()
     """Draft tokens that each row tried; empty when none did."""
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafts that were right: a row's ids beyond the first. An id that ends its sequence is drawn, not
+        accepted.
+        """
+        rows = zip(self.num_drafted_tokens, self.num_output_tokens, strict=False)
+        return sum(count - 1 for tried, count in rows if tried and count)

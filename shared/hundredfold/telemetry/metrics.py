@@ -31,6 +31,8 @@ class FinishedRequest:
     time_to_first_token_s: float | None = None
     """From arrival, the queue included; ``None`` when there was no token."""
     queue_s: float | None = None
+    priority: int = 0
+    """As the request had it; only whether it is below, at or above 0 becomes a label."""
     error_type: str | None = None
     """Name of the gRPC status when it failed."""
 
@@ -81,6 +83,10 @@ class ServiceMetrics:
         )
         self._computed = meter.create_counter(names.COMPUTED_TOKENS, description="Tokens computed")
         self._recomputed = meter.create_counter(names.RECOMPUTED_TOKENS, description="Computed once before")
+        self._drafted = meter.create_counter(names.DRAFTED_TOKENS, description="Draft tokens tried")
+        self._accepted = meter.create_counter(
+            names.ACCEPTED_TOKENS, description="Draft tokens that were right"
+        )
         self._rejected = meter.create_counter(names.REJECTED, description="Requests refused")
         self._aborted = meter.create_counter(names.ABORTED, description="Requests given up by their client")
         self._preemptions = meter.create_counter(names.PREEMPTIONS, description="Sequences that lost blocks")
@@ -101,7 +107,8 @@ class ServiceMetrics:
         self._cached.add(request.cached_tokens, labels)
         self._output.add(request.output_tokens, labels)
         if request.queue_s is not None:
-            self._queue.record(request.queue_s, labels)
+            level = "low" if request.priority < 0 else "high" if request.priority > 0 else "normal"
+            self._queue.record(request.queue_s, labels | {names.PRIORITY: level})
         first = request.time_to_first_token_s
         if first is not None:
             self._first.record(first, labels)
@@ -126,6 +133,11 @@ class ServiceMetrics:
         self._step.record(duration_s)
         self._computed.add(computed_tokens)
         self._recomputed.add(recomputed_tokens)
+
+    def drafted(self, tried: int, accepted: int) -> None:
+        """A step tried so many draft tokens, and so many of them became part of answers."""
+        self._drafted.add(tried)
+        self._accepted.add(accepted)
 
     def gap(self, seconds: float) -> None:
         """The device waited for its next step although sequences were running."""

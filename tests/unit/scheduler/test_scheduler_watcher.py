@@ -75,3 +75,15 @@ def test_logs_and_metrics_of_a_hard_life(log_lines: io.StringIO) -> None:
         assert line["free_blocks"] == 0
     (failed,) = [line for line in lines if line["event"] == "request failed"]
     assert failed["request_id"] == "request-12"
+
+
+def test_drafts_are_counted() -> None:
+    """Report 51: what was tried and what was right, each by itself, so that the rate hides nothing."""
+    metrics = ServiceMetrics("scheduler", SchedulerSettings(metrics_port=1))
+    harness = Harness(replace(SMALL, max_draft_tokens=4, max_draft_rows=8), observer=Watcher(metrics))
+    harness.submit(0, [5] * 20, 100)
+    harness.run()
+    found, totals = scraped(metrics), harness.scheduler.state.totals
+    assert found["hundredfold_drafted_tokens_total"] == totals.drafted_tokens
+    assert found["hundredfold_accepted_tokens_total"] == totals.accepted_tokens
+    assert 0 < totals.accepted_tokens < totals.drafted_tokens
