@@ -12,6 +12,7 @@ from hundredfold.rpc.listening import open_socket, socket_address
 from hundredfold.telemetry import LoadSample, get_logger
 from hundredfold_gateway.control import GatewayControl
 from hundredfold_gateway.gate import Gate
+from hundredfold_gateway.http.front import trace_metadata
 from hundredfold_gateway.http.server import serving
 from hundredfold_gateway.metrics import HttpMetrics
 from hundredfold_gateway.readiness import DoorWatch
@@ -80,6 +81,7 @@ class GatewayService:
             ",".join(self._settings.door),
             retry=RetryPolicy(connect_s=grace_s, resume_s=grace_s),
             max_message_bytes=self._settings.max_message_bytes,
+            metadata=trace_metadata,
         )
 
     def _health(self) -> tuple[bool, str]:

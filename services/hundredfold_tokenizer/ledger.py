@@ -109,6 +109,7 @@ class Ledger:
                 cached_tokens=running.usage.cached_tokens,
                 time_to_first_token_s=None if first is None else first - running.arrived,
                 queue_s=finished[0].timings.queue.ToMicroseconds() / 1e6 if finished else None,
+                priority=running.request.envelope.priority,
                 error_type=None if error is None else error.code.name,
             )
         )

@@ -63,6 +63,8 @@ class FakeDoor(
     drop_after: list[int] = field(default_factory=list)
     """After how many deltas the next streams end without a finished event."""
     requests: list[pb.GenerateRequest] = field(default_factory=list)
+    traces: list[str] = field(default_factory=list)
+    """The ``traceparent`` of each, empty for none."""
     calls: Counter[str] = field(default_factory=Counter)
     failing: RequestError | None = None
     """What running streams end with."""
@@ -77,6 +79,8 @@ class FakeDoor(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.GenerateResponse]:
         self.requests.append(request)
+        metadata = dict(context.invocation_metadata() or ())
+        self.traces.append(str(metadata.get("traceparent", "")))
         if self.refusals:
             await abort(context, self.refusals.pop(0))
         request_id = request.request_id or f"drawn-{len(self.requests)}"

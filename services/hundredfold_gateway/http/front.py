@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hundredfold.telemetry import get_logger
+from hundredfold.telemetry import extract, get_logger, inject
+from hundredfold.telemetry.context import attached
 from hundredfold_gateway.metrics import HttpMetrics
 
 log = get_logger(__name__)
@@ -46,7 +47,7 @@ class Front:
         scope.setdefault("state", {})[STATE] = request_id.decode("latin-1")
         status: list[int] = []
         route, method, began = self._route(scope["path"]), scope["method"], time.monotonic()
-        with self._metrics.active(method):
+        with self._metrics.active(method), attached(extract(_traceparent(scope))):
             try:
                 await self._app(scope, receive, _named(send, request_id, status.append))
             except Exception:
@@ -61,6 +62,17 @@ class Front:
         if path in self._routes:
             return path
         return "/v1/models/{model}" if _MODEL.fullmatch(path) else "other"
+
+
+def trace_metadata() -> Sequence[tuple[str, str]]:
+    """What names the running request's trace to the door; empty when its client named none."""
+    traceparent = inject()
+    return (("traceparent", traceparent),) if traceparent else ()
+
+
+def _traceparent(scope: Scope) -> str:
+    found = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
+    return str(found, "latin-1")
 
 
 def _request_id(scope: Scope) -> bytes:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
 
 import grpc
 import grpc.aio
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
+Metadata: TypeAlias = Callable[[], Sequence[tuple[str, str]]]
 
 
 class _Server:
@@ -59,9 +60,10 @@ class AsyncGenerateStream(AsyncIterable[Event]):
         self,
         rota: Rota[_Server],
         session: GenerateSession,
+        metadata: Metadata,
     ) -> None:
         self._session = session
-        self._events = _events(rota, session)
+        self._events = _events(rota, session, metadata)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         try:
@@ -121,6 +123,7 @@ class AsyncClient:
         *,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        metadata: Metadata = tuple,
     ) -> None:
         """Nothing is sent before the first call.
 
@@ -128,10 +131,13 @@ class AsyncClient:
             address: HOST:PORT, unix:/PATH or a gRPC name; several, separated by commas, take turns.
             retry: How long to keep trying.
             max_message_bytes: Largest message to send or receive.
+            metadata: Gives what goes with a call beside its message, such as a ``traceparent``; asked at
+                each.
         """
         asyncio.get_running_loop()  # grpc would quietly bind to a loop that never runs
         self.address = address
         self._retry = retry
+        self._metadata = metadata
         self._rota = Rota([_Server(one, max_message_bytes) for one in addresses(address)])
 
     async def __aenter__(self) -> Self:
@@ -162,7 +168,9 @@ class AsyncClient:
             TypeError, ValueError: The arguments do not fit the contract's fields.
         """
         request = requests.generate_request(text, chat, token_ids, options)
-        return AsyncGenerateStream(self._rota, GenerateSession(request, Attempts(self._retry, timeout)))
+        return AsyncGenerateStream(
+            self._rota, GenerateSession(request, Attempts(self._retry, timeout)), self._metadata
+        )
 
     async def generate_once(
         self,
@@ -287,17 +295,21 @@ class AsyncClient:
         while True:
             server = self._rota.pick()
             try:
-                return await method(server)(request, timeout=attempts.remaining())
+                return await method(server)(request, timeout=attempts.remaining(), metadata=self._metadata())
             except grpc.RpcError as error:
                 delay = attempts.delay_after(typed(error), resuming=False)
             self._rota.away(server)
             await asyncio.sleep(delay)
 
 
-async def _events(rota: Rota[_Server], session: GenerateSession) -> AsyncGenerator[Event, None]:
+async def _events(
+    rota: Rota[_Server], session: GenerateSession, metadata: Metadata
+) -> AsyncGenerator[Event, None]:
     while True:
         server = rota.pick()
-        call: Any = server.generation.Generate(session.next_request(), timeout=session.remaining())
+        call: Any = server.generation.Generate(
+            session.next_request(), timeout=session.remaining(), metadata=metadata()
+        )
         try:
             async for response in call:
                 event = session.accept(response)

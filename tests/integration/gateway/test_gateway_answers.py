@@ -175,3 +175,15 @@ async def test_metrics_tell_of_routes_statuses_and_first_tokens(gateway: Running
     assert "hundredfold_output_tokens_total" in text
     assert "xxxx" not in text
     assert "BREW" not in text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_trace_goes_on_to_the_door(gateway: RunningGateway, door: FakeDoor, stream: bool):
+    """Its client's traceparent names the trace; one that is no such thing, and none, are none."""
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    for traceparent in (f"00-{trace}-b7ad6b7169203331-01", "nonsense", ""):
+        headers = {"traceparent": traceparent} if traceparent else {}
+        await gateway.post("/v1/completions", headers, prompt="x", max_tokens=2, stream=stream)
+    first, *others = door.traces
+    assert trace in first
+    assert others == ["", ""]

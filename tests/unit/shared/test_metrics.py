@@ -56,9 +56,18 @@ def test_a_finished_request_feeds_every_histogram(metrics: ServiceMetrics) -> No
     assert total(found, "gen_ai_server_time_per_output_token_seconds_count") == 1
     assert total(found, "gen_ai_server_time_per_output_token_seconds_sum") == pytest.approx(0.2)
     assert total(found, "hundredfold_request_queue_time_seconds_count") == 1
-    assert total(found, "hundredfold_prompt_tokens_total") == 16
+    for priority in (-7, 3, 4):
+        metrics.finished(FinishedRequest("m", "chat", 0.5, 3, 1, queue_s=0.003, priority=priority))
+    found = samples(metrics)
+    waited = {
+        dict(labels)["priority"]: count
+        for (name, labels), count in found.items()
+        if name == "hundredfold_request_queue_time_seconds_count"
+    }
+    assert waited == {"low": 1, "normal": 1, "high": 2}
+    assert total(found, "hundredfold_prompt_tokens_total") == 25
     assert total(found, "hundredfold_cached_tokens_total") == 4
-    assert total(found, "hundredfold_output_tokens_total") == 6
+    assert total(found, "hundredfold_output_tokens_total") == 9
     errors = [labels for (name, labels) in found if ("error_type", "INTERNAL") in labels]
     assert errors
 
@@ -110,7 +119,7 @@ def test_labels_are_few_and_name_no_request(metrics: ServiceMetrics) -> None:
     labels = {key for _, pairs in samples(metrics) for key, _ in pairs}
     assert labels <= {
         *("le", "gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model"),
-        *("gen_ai_response_model", "service_name", "service_instance_id"),
+        *("gen_ai_response_model", "service_name", "service_instance_id", "priority"),
         *("telemetry_sdk_language", "telemetry_sdk_name", "telemetry_sdk_version"),
     }
 
