@@ -10,7 +10,7 @@ import torch
 
 from hundredfold.plugin import Activations, BlockHadamard, ChannelInt8Weight, DenseWeight, LayerRequest
 from hundredfold.plugin.registry import Registry
-from hundredfold.plugin.testing import check_weight, reference_linear
+from hundredfold.plugin.testing import NonConformance, check_quantizer, check_weight, reference_linear
 from hundredfold_worker.model import LoadedModel, ModelLoadError
 from hundredfold_worker.model.decoder import Decoder
 from hundredfold_worker.model.on_the_fly import plain_matrix
@@ -123,3 +123,9 @@ def test_the_weight_stands_for_the_matrix(columns: int) -> None:
     assert bool((back[5] == 0).all())
     assert torch.allclose(plain_matrix(weight).double(), back, atol=1e-5)
     assert INT8.activations is Activations.INT8
+
+
+def test_suite_for_quantizers() -> None:
+    assert not check_quantizer(INT8, tolerance=0.02).refused
+    with pytest.raises(NonConformance, match="relative error"):
+        check_quantizer(INT8, tolerance=1e-5)

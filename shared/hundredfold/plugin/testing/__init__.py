@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hundredfold.plugin.testing.kernels import check_kernel
     from hundredfold.plugin.testing.kv_cache import check_kv_cache
     from hundredfold.plugin.testing.quantization import MemoryTensors, check_quantization, check_weight
+    from hundredfold.plugin.testing.quantizer import check_quantizer
     from hundredfold.plugin.testing.reference import dequantize, reference_attention, reference_linear
     from hundredfold.plugin.testing.speculative import check_speculative
 
@@ -29,6 +30,7 @@ __all__ = [
     "check_kv_cache",
     "check_plugin",
     "check_quantization",
+    "check_quantizer",
     "check_speculative",
     "check_weight",
     "dequantize",
@@ -43,6 +45,7 @@ _HOMES = {
     "check_kernel": "kernels",
     "check_kv_cache": "kv_cache",
     "check_quantization": "quantization",
+    "check_quantizer": "quantizer",
     "check_speculative": "speculative",
     "check_weight": "quantization",
     "dequantize": "reference",
