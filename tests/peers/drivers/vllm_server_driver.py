@@ -32,7 +32,12 @@ def start():
         ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "ERROR", **os.environ},
+        env={
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+            **os.environ,
+        },
     )
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + READY_LIMIT_S
