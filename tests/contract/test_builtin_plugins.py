@@ -53,7 +53,7 @@ def test_kernels(name: str) -> None:
     report = check_kernel(Registry("hundredfold.kernels").get(name))
     in_fp32 = {sample.name for sample in samples(CPU)}
     assert {f"{sample}, float32" for sample in in_fp32} <= set(report.accepted)
-    assert all("bfloat16" in case for case in report.refused)
+    assert all("bfloat16" in case for case in report.refused if "int8 inputs" not in case)
 
 
 def test_attention() -> None:

@@ -133,5 +133,12 @@ def multiply_channels(x: Tensor, weight: ChannelInt8Weight, bias: Tensor | None)
     return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
+def multiply_int8(x: Tensor, weight: GroupedIntWeight | ChannelInt8Weight, bias: Tensor | None) -> Tensor:
+    """``x`` [M, K], before the weight's transform, to [M, N] of its type: ``Activations.INT8`` as defined."""
+    if isinstance(weight, ChannelInt8Weight):
+        return multiply_channels(x, weight, bias)
+    return multiply_grouped(transform_input(x, weight.transform), grouped_terms(weight), bias)
+
+
 def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return (a.double() * b.double() + c.double()).float()

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hundredfold.plugin import KernelPlugin, Linear, LinearSpec
+from hundredfold.plugin import (
+    Activations,
+    ChannelInt8Weight,
+    GroupedIntWeight,
+    KernelPlugin,
+    Linear,
+    LinearSpec,
+    kernel_reasons,
+)
+from hundredfold.plugin.integer import multiply_int8
 from hundredfold.plugin.testing.reference import reference_linear
 from hundredfold.plugin.testing.report import Report, check_plugin, checked_reasons, require
 from hundredfold.plugin.testing.samples import Sample, samples
@@ -20,6 +29,8 @@ _TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 _QUANTIZED_INPUT = 2e-2
 """The same where the recipe may quantize the input to 8 bits per token."""
 
+_INTEGERS = (GroupedIntWeight, ChannelInt8Weight)
+
 
 def check_kernel(
     kernel: KernelPlugin,
@@ -29,6 +40,9 @@ def check_kernel(
 ) -> Report:
     """Compare ``kernel`` with the reference for each canonical weight and activation type that it accepts.
 
+    Where it says that it multiplies int8 inputs, its results for integer weights are compared with the
+    definition's, of which rounded floats would be far off.
+
     Also checked: bias, strided input, input left unchanged, one row's NaN kept out of the others, every batch
     size held to the same limit. Raises ``NonConformance``.
     """
@@ -37,21 +51,38 @@ def check_kernel(
     where = torch.device(device)
     for dtype in dtypes:
         for sample in samples(where):
-            case = f"{sample.name}, {str(dtype).removeprefix('torch.')}"
-            spec = LinearSpec("suite.layer", sample.weight, where, dtype)
-            reasons = checked_reasons(kernel, case, kernel.refuses(spec))
-            if reasons:
-                report.refused[case] = reasons
-                continue
-            _check_layer(kernel, spec, sample, f"{kernel.name}, {case}")
-            report.accepted.append(case)
+            for activations in getattr(kernel, "activations", (Activations.FLOAT,)):
+                if activations is Activations.INT8 and not isinstance(sample.weight, _INTEGERS):
+                    continue
+                spec = LinearSpec("suite.layer", sample.weight, where, dtype, activations)
+                _check_case(kernel, spec, sample, report)
     require(bool(report.accepted), f"{kernel.name} refuses every weight on {device}: {report.refused}")
     return report
 
 
+def _check_case(kernel: KernelPlugin, spec: LinearSpec, sample: Sample, report: Report) -> None:
+    case = f"{sample.name}, {str(spec.dtype).removeprefix('torch.')}"
+    if spec.activations is Activations.INT8:
+        case += ", int8 inputs"
+    reasons = checked_reasons(kernel, case, kernel_reasons(kernel, spec))
+    if reasons:
+        report.refused[case] = reasons
+        return
+    _check_layer(kernel, spec, sample, f"{kernel.name}, {case}")
+    report.accepted.append(case)
+
+
+def _reference(spec: LinearSpec, x: Tensor) -> Tensor:
+    if spec.activations is Activations.INT8 and isinstance(spec.weight, _INTEGERS):
+        return multiply_int8(x, spec.weight, None).double()
+    return reference_linear(spec.weight, x)
+
+
 def _check_layer(kernel: KernelPlugin, spec: LinearSpec, sample: Sample, case: str) -> None:
     n, k = spec.shape
-    limit = max(_TOLERANCE[spec.dtype], _QUANTIZED_INPUT if sample.quantizes_input else 0.0)
+    limit = _TOLERANCE[spec.dtype]
+    if sample.quantizes_input and spec.activations is Activations.FLOAT:
+        limit = max(limit, _QUANTIZED_INPUT)
     random = torch.Generator().manual_seed(k)
     bias = torch.randn(n, generator=random).to(spec.device, spec.dtype)
     plain = kernel.prepare(spec, None)
@@ -59,7 +90,7 @@ def _check_layer(kernel: KernelPlugin, spec: LinearSpec, sample: Sample, case: s
     require(isinstance(plain.nbytes, int) and plain.nbytes > 0, f"{case}: nbytes is {plain.nbytes!r}")
     require(isinstance(plain.recipe, str) and plain.recipe != "", f"{case}: recipe is {plain.recipe!r}")
     x = torch.randn(max(BATCHES), k, generator=random).to(spec.device, spec.dtype)
-    whole = reference_linear(sample.weight, x)
+    whole = _reference(spec, x)
     for rows in BATCHES:
         y = _run(plain, x[:rows], n, f"{case}, {rows} rows")
         # The same limit for a row wherever it stands: the recipe does not change with the batch.
@@ -69,7 +100,7 @@ def _check_layer(kernel: KernelPlugin, spec: LinearSpec, sample: Sample, case: s
     strided = wide[:, k:]
     _close(
         _run(plain, strided, n, f"{case}, strided input"),
-        reference_linear(sample.weight, strided),
+        _reference(spec, strided),
         limit,
         f"{case}, strided input",
     )
