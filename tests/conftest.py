@@ -122,7 +122,7 @@ class Account:
         """Print the account."""
         if not self.tests:
             return
-        terminalreporter.section("stages")
+        terminalreporter.section("stages, seconds of all processes together")
         for stage in STAGES:
             if self.tests[stage]:
                 failed = f"  {self.failed[stage]} FAILED" if self.failed[stage] else ""
