@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hundredfold.plugin import (
@@ -16,6 +18,7 @@ from hundredfold.plugin import (
     RotaryStyle,
     Rotation,
 )
+from hundredfold_cpu.drawing import CpuDrawer
 from hundredfold_cpu.library import FLOAT, INT, POINTER, Variant, best
 from hundredfold_cpu.program import ROWS, KeptProgram, kept_call
 
@@ -174,6 +177,10 @@ class CpuOperations:
     def program(self, calls: Sequence[NativeCall]) -> KeptProgram:
         """One native call for all."""
         return KeptProgram(calls)
+
+    def drawer(self, spread_ids: NDArray[np.uint32]) -> CpuDrawer:
+        """See ``hundredfold.plugin.DrawingElementwise``."""
+        return CpuDrawer(self._variant, spread_ids)
 
     def _kept(self, name: str, *arguments: object, held: Sequence[object]) -> NativeCall:
         return kept_call(self._variant, f"{name}_{SUFFIXES[self._dtype]}", *arguments, held=held)

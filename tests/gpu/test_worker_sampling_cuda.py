@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from hundredfold_worker.sampling.draw import DrawRows, TorchDrawer
-from hundredfold_worker.sampling.host_draw import HostDrawer
+from hundredfold.plugin import DrawRows
+from hundredfold_cpu.drawing import CpuDrawer
+from hundredfold_cpu.library import best
+from hundredfold_worker.sampling.draw import TorchDrawer
 from hundredfold_worker.sampling.logprobs import score_tensor
 from hundredfold_worker.sampling.noise import bits, bits_tensor, row_keys, spread
 
@@ -16,6 +18,10 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 ROWS, VOCAB = 64, 49_152
+
+
+def host_drawer() -> CpuDrawer:
+    return CpuDrawer(best(), spread(np.arange(VOCAB)))
 
 
 def test_bits_are_equal() -> None:
@@ -58,7 +64,7 @@ def test_draws_are_equal(filters: str) -> None:
             top_ids=tops,
             top_values=picked[np.arange(ROWS), tops],
         )
-    host = HostDrawer(VOCAB).draw(torch.from_numpy(logits.copy()), wanted)
+    host = host_drawer().draw(torch.from_numpy(logits.copy()), wanted)
     cuda = TorchDrawer().draw(torch.from_numpy(logits).cuda(), wanted)
     assert (host == cuda).all()
 
@@ -70,7 +76,7 @@ def test_likeliest_and_scores() -> None:
     rows = np.arange(ROWS)
     limits = np.full(ROWS, VOCAB, dtype=np.int64)
     ids, values = TorchDrawer().likeliest(logits.cuda(), rows, limits)
-    host_ids, host_values = HostDrawer(VOCAB).likeliest(logits, rows, limits)
+    host_ids, host_values = host_drawer().likeliest(logits, rows, limits)
     assert (ids == host_ids).all()
     assert (values == host_values).all()
     there = score_tensor(logits.cuda(), rows, rows * 7, VOCAB, 20)

@@ -86,6 +86,9 @@ class ToyModel:
     def runtime(self) -> RuntimeReport:
         return RuntimeReport("cpu", "fp32", (Selection("attention", "toy", "the only one"),), 0, 0, 1)
 
+    def drawer(self, spread_ids: np.ndarray) -> None:
+        """Draws in plain torch."""
+
     def logits_after(self, ids: list[int]) -> np.ndarray:
         """float32[V]: what a sequence that ends with ``ids`` gets."""
         held = np.array(ids, dtype=np.uint64) + np.uint64(1)

@@ -17,6 +17,7 @@ from hundredfold_worker.engine.slots import SlotTable
 from hundredfold_worker.failures import FailureCode, RequestFailure
 from hundredfold_worker.model import LoadedModel, PagedCache
 from hundredfold_worker.sampling.logprobs import score_tokens
+from hundredfold_worker.sampling.noise import spread
 from hundredfold_worker.sampling.sampler import Sampled, Sampler
 
 
@@ -47,7 +48,7 @@ class PassRunner:
         self._model = model
         self._cache = cache
         self._table = table
-        self._sampler = Sampler(table.sampling, model.device)
+        self._sampler = Sampler(table.sampling, model.drawer(spread(np.arange(table.limits.vocab_size))))
         self.times = StepTimes()
 
     def run(self, part: Pass, outcome: Outcome) -> None:

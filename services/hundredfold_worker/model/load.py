@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hundredfold.models import ModelFiles
 from hundredfold.models.errors import ModelError
-from hundredfold.plugin import Activations, AttentionBatch, ElementwiseSpec, KVCacheSpec
+from hundredfold.plugin import (
+    Activations,
+    AttentionBatch,
+    Drawer,
+    DrawingElementwise,
+    ElementwiseSpec,
+    KVCacheSpec,
+)
 from hundredfold.plugin.registry import Registry
 from hundredfold_worker.model.activations import ActivationsPolicy
 from hundredfold_worker.model.architectures import describe
@@ -62,6 +71,11 @@ class LoadedDecoder:
     def cache_planner(self) -> BackendCachePlanner:
         """See ``LoadedModel``."""
         return self.decoder.cache_planner
+
+    def drawer(self, spread_ids: NDArray[np.uint32]) -> Drawer | None:
+        """See ``LoadedModel``."""
+        operations = self.decoder.layers[0].operations
+        return operations.drawer(spread_ids) if isinstance(operations, DrawingElementwise) else None
 
     def forward(
         self, token_ids: Tensor, batch: AttentionBatch, cache: PagedCache, logits_at: Tensor

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hundredfold.plugin import AttentionBatch, LayerCache, Refused
+from hundredfold.plugin import AttentionBatch, Drawer, LayerCache, Refused
 
 if TYPE_CHECKING:
     from hundredfold_worker.model.description import ModelDescription
@@ -132,6 +134,9 @@ class LoadedModel(Protocol):
     @property
     def cache_planner(self) -> CachePlanner:
         """Sizes and allocates the cache."""
+
+    def drawer(self, spread_ids: NDArray[np.uint32]) -> Drawer | None:
+        """What draws from this model's logits; ``None`` where no plugin does. See ``DrawingElementwise``."""
 
     def forward(
         self, token_ids: Tensor, batch: AttentionBatch, cache: PagedCache, logits_at: Tensor

@@ -1,57 +1,19 @@
-"""The contract of a draw, and its plain form in torch: the oracle on any device, and the one used on CUDA."""
+"""Draws in plain torch: the oracle on any device, and what is used where no plugin draws."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hundredfold.plugin import DrawRows
 from hundredfold_worker.sampling.noise import bits_tensor, exponential_tensor, spread
 
 _MAX_ELEMENTS = 4 * 1024 * 1024
 """Logits that are sorted at a time; about 64 bytes of memory each."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrawRows:
-    """What is drawn: n rows of the logits, with each row's own parameters."""
-
-    rows: NDArray[np.intp]
-    """int[n], rows of the logits."""
-    limits: NDArray[np.int64]
-    """int64[n]; columns from here on do not exist."""
-    top_ids: NDArray[np.int64]
-    """int64[n], the likeliest token of each row."""
-    top_values: NDArray[np.float32]
-    """float32[n], its logit, finite."""
-    temperature: NDArray[np.float32]
-    """float32[n], over 0."""
-    top_k: NDArray[np.int64]
-    """int64[n], at least 1."""
-    top_p: NDArray[np.float64]
-    """float64[n], in (0, 1]."""
-    min_p: NDArray[np.float64]
-    """float64[n], from 0 to 1."""
-    keys: NDArray[np.uint32]
-    """uint32[n, 2], of the noise."""
-
-
-class Drawer(Protocol):
-    """Picks tokens from float32[R, V] logits. A row's result does not depend on other rows."""
-
-    def likeliest(
-        self, logits: Tensor, rows: NDArray[np.intp], limits: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Id and logit of each row's likeliest token, the lowest id among equals; a NaN wins."""
-
-    def draw(self, logits: Tensor, wanted: DrawRows) -> NDArray[np.int64]:
-        """A token for each row of ``wanted``, int64[n]: of those that survive top_k, then top_p over the
-        probabilities of what is left, then min_p, the one with the least noise per weight.
-        """
 
 
 class TorchDrawer:

@@ -43,20 +43,15 @@ def spread(token_ids: NDArray[Any]) -> U32:
     return x
 
 
-def bits(key0: Any, key1: Any, spread_ids: U32, out: U32 | None = None, scratch: U32 | None = None) -> U32:
-    """Second stage: 32 uniform bits for each spread id; keys are uint32 that broadcast. For a vocabulary,
-    memory that is kept (``out`` and ``scratch``, of the ids' shape) is three times as fast as new memory.
-    """
-    x: U32 = np.bitwise_xor(spread_ids, key0, out=out)
-    shifted: U32 = np.right_shift(x, np.uint32(16), out=scratch)
-    x ^= shifted
+def bits(key0: Any, key1: Any, spread_ids: U32) -> U32:
+    """Second stage: 32 uniform bits for each spread id; keys are uint32 that broadcast."""
+    x: U32 = spread_ids ^ key0
+    x ^= x >> np.uint32(16)
     x *= np.uint32(_A)
-    np.right_shift(x, np.uint32(15), out=shifted)
-    x ^= shifted
+    x ^= x >> np.uint32(15)
     x += key1
     x *= np.uint32(_B)
-    np.right_shift(x, np.uint32(15), out=shifted)
-    x ^= shifted
+    x ^= x >> np.uint32(15)
     return x
 
 

@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hundredfold.plugin import Drawer, DrawRows
 from hundredfold_worker.failures import FailureCode, RequestFailure
 from hundredfold_worker.sampling.candidates import Candidates, best, normalize
-from hundredfold_worker.sampling.draw import Drawer, DrawRows, TorchDrawer
+from hundredfold_worker.sampling.draw import TorchDrawer
 from hundredfold_worker.sampling.edits import TokensOf, apply_edits
-from hundredfold_worker.sampling.host_draw import HostDrawer
 from hundredfold_worker.sampling.logprobs import score_tokens
 from hundredfold_worker.sampling.noise import row_keys
 from hundredfold_worker.sampling.scores import TokenScores
@@ -36,11 +35,14 @@ class Sampled:
 
 
 class Sampler:
-    """Samples with the parameters of a table. Rows are grouped by need; plain greedy ones take an argmax."""
+    """Samples with the parameters of a table. Rows are grouped by need; plain greedy ones take an argmax.
 
-    def __init__(self, table: SamplingTable, device: torch.device) -> None:
+    Without a ``drawer`` the plain form in torch draws.
+    """
+
+    def __init__(self, table: SamplingTable, drawer: Drawer | None = None) -> None:
         self._table = table
-        self._drawer: Drawer = HostDrawer(table.vocab_size) if device.type == "cpu" else TorchDrawer()
+        self._drawer = drawer or TorchDrawer()
 
     def sample(
         self, logits: Tensor, slots: NDArray[np.int64], num_outputs: NDArray[np.int64], tokens_of: TokensOf

@@ -215,8 +215,6 @@ def _device(seen: Observation, ceilings: Ceilings | None) -> Finding:
             "more requests at once fill the steps (worker.max_num_seqs); `hundredfold info` says which "
             "kernels were refused, and why",
         )
-    integers = seen.arithmetic == "int8"
-    cheaper = "" if integers else "cheaper products (worker.activations=int8, worker.quantization=int8), "
     if read >= products:
         return Finding(
             "bandwidth",
@@ -229,5 +227,6 @@ def _device(seen: Observation, ceilings: Ceilings | None) -> Finding:
         "arithmetic",
         part,
         figures,
-        f"{cheaper}more cores, or another worker on another machine",
+        "cheaper products: worker.activations=int8 or worker.quantization=int8; more cores, or another "
+        "worker on another machine",
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hundredfold.v1.tokenizer_pb2_grpc import TokenizerServiceAsyncStub
 
 CALL_TIMEOUT_S = 10.0
-PRECISION_SUBJECTS = ("quantization", "activations", "kv_cache")
+PRECISION_SUBJECTS = ("quantization", "kv_cache")
 
 
 class ServerError(Exception):

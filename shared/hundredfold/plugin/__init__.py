@@ -42,6 +42,7 @@ from hundredfold.plugin.quantization import (
 )
 from hundredfold.plugin.quantizer import Quantizer
 from hundredfold.plugin.reasons import Choice, NothingFits, Reasons, Refused, choose
+from hundredfold.plugin.sampling import Drawer, DrawingElementwise, DrawRows
 from hundredfold.plugin.speculative import Drafter, DraftRequest, SpeculationSpec, SpeculativePlugin
 from hundredfold.plugin.weights import (
     BlockHadamard,
@@ -93,6 +94,9 @@ __all__ = [
     "DenseWeight",
     "DraftRequest",
     "Drafter",
+    "DrawRows",
+    "Drawer",
+    "DrawingElementwise",
     "Elementwise",
     "ElementwisePlugin",
     "ElementwiseSpec",

@@ -128,10 +128,10 @@ def climb(monkeypatch: pytest.MonkeyPatch):
         if settings.get("worker.kv_cache_dtype") == "int8":
             raise StackError("no such cache here")
 
-    def measured(stack, stage, load, settings, ceilings, tick):
+    def measured(stack, stage, load, settings, arithmetic, ceilings, tick):
         asked.append((stage.key, dict(settings)))
         speed = SPEEDS.get(stage.key, 50.0)
-        return Row(stage.key, stage.title, load.title, settings, tokens_per_s=speed)
+        return Row(stage.key, stage.title, load.title, settings, tokens_per_s=speed, arithmetic=arithmetic)
 
     monkeypatch.setattr(climbing._Stacks, "get", get)
     monkeypatch.setattr(climbing, "measure_row", measured)

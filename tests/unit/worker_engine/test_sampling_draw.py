@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from hundredfold_worker.sampling.draw import Drawer, DrawRows, TorchDrawer
-from hundredfold_worker.sampling.host_draw import HostDrawer
+from hundredfold.plugin import Drawer, DrawRows
+from hundredfold_cpu.drawing import CpuDrawer
+from hundredfold_cpu.library import variants
+from hundredfold_worker.sampling.draw import TorchDrawer
 from hundredfold_worker.sampling.noise import bits, exponential, row_keys, spread
 
 VOCAB = 512
-DRAWERS: dict[str, Callable[[int], Drawer]] = {"host": HostDrawer, "torch": lambda vocab_size: TorchDrawer()}
+DRAWERS: dict[str, Callable[[int], Drawer]] = {
+    variant.isa: lambda vocab_size, variant=variant: CpuDrawer(variant, spread(np.arange(vocab_size)))
+    for variant in variants()
+} | {"torch": lambda vocab_size: TorchDrawer()}
 
 
 @pytest.fixture(autouse=True)
@@ -263,7 +268,8 @@ def test_likeliest_takes_the_lowest_of_equals_and_shows_nan(name: str) -> None:
     assert some.tolist() == [5, 900]
 
 
-def test_host_equals_torch_on_a_real_vocabulary() -> None:
+@pytest.mark.parametrize("name", [name for name in DRAWERS if name != "torch"])
+def test_kernels_equal_torch_on_a_real_vocabulary(name: str) -> None:
     rng = np.random.default_rng(12)
     logits = (rng.standard_normal((12, 49_152)) * 2.5).astype(np.float32)
     logits[::2] = logits[::2].round(1)  # many ties
@@ -275,4 +281,4 @@ def test_host_equals_torch_on_a_real_vocabulary() -> None:
         (3.0, {"top_p": 0.99}),
     ):
         request = wanted(logits, temperature=temperature, seed=range(12), **filters)
-        assert (draw("host", logits, request) == draw("torch", logits, request)).all(), (temperature, filters)
+        assert (draw(name, logits, request) == draw("torch", logits, request)).all(), (temperature, filters)

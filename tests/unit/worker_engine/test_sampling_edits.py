@@ -142,7 +142,7 @@ def test_tiny_temperatures_are_greedy(temperature: float) -> None:
     table = SamplingTable(32, VOCAB)
     for slot in range(32):
         table.put(slot, SamplingParams(5, temperature=temperature, seed=slot), np.array([1]), np.zeros(0))
-    got = Sampler(table, torch.device("cpu")).sample(
+    got = Sampler(table).sample(
         torch.from_numpy(logits.copy()),
         np.arange(32),
         np.zeros(32, dtype=np.int64),
@@ -157,7 +157,7 @@ def test_seeds_at_temperature_one() -> None:
     """Report 99, 111: seeds 1 to 20 give at least 10 outputs; the same seed the same one."""
     logits = np.random.default_rng(1).standard_normal((1, VOCAB)).astype(np.float32)
     table = SamplingTable(1, VOCAB)
-    sampler = Sampler(table, torch.device("cpu"))
+    sampler = Sampler(table)
 
     def run(seed: int) -> tuple[int, ...]:
         table.put(0, SamplingParams(5, temperature=1.0, seed=seed), np.array([1]), np.zeros(0))

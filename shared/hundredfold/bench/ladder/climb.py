@@ -70,6 +70,7 @@ class _Base:
     """The best settings so far."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
+    arithmetic: str = "float"
     speed: float = 0.0
 
 
@@ -156,6 +157,7 @@ class Climb:
 
     def _stage_rows(self, stage: Stage) -> Iterator[Row]:
         settings = merged(self._base.settings, stage)
+        arithmetic = stage.arithmetic or self._base.arithmetic
         unknown = [name for name in settings if not _known(name)]
         if stage.alone:
             settings = {name: value for name, value in settings.items() if name not in unknown}
@@ -167,20 +169,20 @@ class Climb:
             if why or late:
                 row = Row(stage.key, stage.title, load.title, settings, reason=why or late)
             else:
-                row = self._measured(stage, load, settings)
+                row = self._measured(stage, load, settings, arithmetic)
                 if row.reason and not any(map(tokens_of, rows)):
                     why = row.reason  # the services did not start: nor will they for the next load
             rows.append(row)
             yield row
         speed = tokens_of(rows[-1])
         if stage.kept and not why and (speed > self._base.speed or not self._base.settings):
-            self._base = _Base(settings, speed if len(stage.loads) > 1 else 0.0)
+            self._base = _Base(settings, arithmetic, speed if len(stage.loads) > 1 else 0.0)
 
-    def _measured(self, stage: Stage, load: Load, settings: Mapping[str, str]) -> Row:
+    def _measured(self, stage: Stage, load: Load, settings: Mapping[str, str], arithmetic: str) -> Row:
         self._watch.begin(f"{stage.title} · {load.title}", load.output_tokens)
         try:
             stack = self._stacks.get(settings, stage.workers)
-            return measure_row(stack, stage, load, settings, self._ceilings, self._watch.tokens)
+            return measure_row(stack, stage, load, settings, arithmetic, self._ceilings, self._watch.tokens)
         except MEASURE_ERRORS as error:
             return Row(stage.key, stage.title, load.title, settings, reason=str(error))
 

@@ -13,7 +13,6 @@ from hundredfold.bench.plan import LoadPlan
 from hundredfold.bench.report import Report
 from hundredfold.bench.serve import measure
 from hundredfold.bench.stack import RunningStack
-from hundredfold.bench.watch import arithmetic_of
 from hundredfold.v1.control_pb2 import RuntimeInfo
 
 WARMUP_REQUESTS, WARMUP_LEN = 16, 16
@@ -30,6 +29,7 @@ def measure_row(
     stage: Stage,
     load: Load,
     settings: Mapping[str, str],
+    arithmetic: str,
     ceilings: Ceilings | None,
     tick: Tick,
 ) -> Row:
@@ -40,8 +40,6 @@ def measure_row(
     report = measure(plan(stack.address, load), _ticker(neighbours, before, tick))
     after = _settled(neighbours)
     work = work_of(neighbours, before, after, load, report.duration_s, stack.cpu_seconds() - cpu)
-    info = neighbours.runtime
-    arithmetic = arithmetic_of(info.runtime) if info is not None else "float"
     return row_of(stage, load, settings, arithmetic, ceilings, report, work)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+Arithmetic = Literal["float", "int8"]
+
 INPUT_LEN, OUTPUT_LEN = 64, 128
 
 
@@ -45,6 +47,8 @@ class Stage:
     loads: Sequence[Load]
     settings: Mapping[str, str] = field(default_factory=dict)
     """By ``service.setting``."""
+    arithmetic: Arithmetic | None = None
+    """Which ceiling the products are held against; that of the stages before when None."""
     alone: bool = False
     """Its settings are all there are: nothing is taken over from the stages before."""
     kept: bool = True
@@ -90,19 +94,21 @@ def stages(scale: Scale) -> list[Stage]:
     some = Load(f"{scale.some} at once", scale.some, scale.some, output_len=length)
     many = Load(f"{scale.many} at once", scale.many, scale.many, output_len=length)
     return [
-        Stage("engine", "our engine, weights as stored", (single,), FLOAT, alone=True),
+        Stage("engine", "our engine, weights as stored", (single,), FLOAT, "float", alone=True),
         Stage("batching", "+ continuous batching, paged cache", (some, many)),
         Stage(
             "int8-activations",
             "+ int8 activations",
             (single, many),
             {"worker.activations": "int8"},
+            "int8",
         ),
         Stage(
             "int8-weights",
             "+ int8 weights (--quantization int8)",
             (single, many),
             {"worker.quantization": "int8", "worker.activations": "auto"},
+            "int8",
         ),
         Stage("int8-cache", "+ int8 cache", (copying, many), {"worker.kv_cache_dtype": "int8"}),
         Stage(
