@@ -105,7 +105,7 @@ def known_settings(service: str) -> frozenset[str]:
         [sys.executable, "-m", f"hundredfold_{service}", "--help"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
         env={**os.environ, "COLUMNS": "200"},
     )
