@@ -25,7 +25,7 @@ def speculating(default_model: str, tmp_path_factory: pytest.TempPathFactory) ->
     running = Stack(default_model, tmp_path_factory.mktemp("speculating"), flags)
     running.start()
     try:
-        running.wait_ready()
+        running.wait_ready(240)
         yield running
     finally:
         codes = running.stop()

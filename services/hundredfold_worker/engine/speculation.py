@@ -20,6 +20,8 @@ _PRIOR = 3
 """Drafts that the first chance counts for, one of them the next."""
 _LEAST_WEIGHT = 0.1
 """Of a draft against what was learned before: about the last ten of a sequence count."""
+_USUAL_WEIGHT = 0.01
+"""The same over all sequences, whose usual chance is the first one of the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class Speculation:
         self._drafter: Drafter | None = drafter
         self._cost = cost
         self._vocab_size = limits.vocab_size
-        self._chance = np.full(limits.max_num_seqs, _FIRST_CHANCE)
+        self._usual = _FIRST_CHANCE
+        self._chance = np.full(limits.max_num_seqs, self._usual)
         self._tried = np.zeros(limits.max_num_seqs, dtype=np.int64)
         self._proposals: list[_Proposal] = []
         self._positions = 0
@@ -89,7 +92,7 @@ class Speculation:
 
     def forget(self, slots: Ints) -> None:
         """The sequences of these slots are gone."""
-        self._chance[slots] = _FIRST_CHANCE
+        self._chance[slots] = self._usual
         self._tried[slots] = 0
         if self._drafter is not None:
             for slot in slots.tolist():
@@ -99,6 +102,7 @@ class Speculation:
         chance, tried = float(self._chance[slot]), int(self._tried[slot])
         for outcome in [1.0] * right + [0.0] * missed:
             chance += max(_LEAST_WEIGHT, 1 / (tried + _PRIOR)) * (outcome - chance)
+            self._usual += _USUAL_WEIGHT * (outcome - self._usual)
             tried += 1
         self._chance[slot], self._tried[slot] = chance, tried
 

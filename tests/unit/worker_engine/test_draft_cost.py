@@ -151,6 +151,21 @@ def test_one_that_loses_does_not_hold_up_one_that_wins() -> None:
     assert drafted[1] > 5 * drafted[0]
 
 
+def test_new_sequences_begin_with_what_is_usual() -> None:
+    """Where drafts have been wrong for many sequences, the next ones try fewer before they rest."""
+    params = SamplingParams(max_tokens=30)
+    driver = toy_driver(drafter=Knowing(), cost=rising_by(0.3))
+    drafted = []
+    for number in range(12):
+        before = driver.engine.totals.drafted_tokens
+        driver.add(0, [1, 2, number], params)
+        driver.run()
+        driver.release(0)
+        drafted.append(driver.engine.totals.drafted_tokens - before)
+    assert 0 < drafted[0] <= 12
+    assert drafted[-1] < drafted[0]
+
+
 def rising_by(each: float) -> DraftCost:
     """A first position of 1 second, others of ``each``."""
     return DraftCost([1, 2], [1.0, 1.0 + each])
