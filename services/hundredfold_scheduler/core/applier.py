@@ -132,7 +132,10 @@ class Applier:
             planned += drafted
             totals.drafted_tokens += drafted
             totals.accepted_tokens += result.num_accepted_tokens
-        worker.cost.observe(record.num_decodes, planned - record.num_decodes, result.step_us / 1e6)
+        seconds, num_tokens = result.step_us / 1e6, planned - record.num_decodes
+        worker.cost.observe(record.num_decodes, num_tokens, seconds)
+        if not num_tokens:
+            worker.decode_cost.observe(record.num_decodes, 0, seconds)
         totals.computed_tokens += planned
         totals.output_tokens += output
         totals.recomputed_tokens += recomputed

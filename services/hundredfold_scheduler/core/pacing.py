@@ -60,6 +60,9 @@ class BesideDecodes:
         running = len(worker.running)
         others = running - num_decodes + min(num_waiting, worker.slots.num_free)
         alone_s = worker.cost.seconds(num_decodes)
+        if num_owners > 1 and 0 < num_decodes <= 2 * worker.decode_cost.most_rows:
+            # One owner's flood of prompts is what hides how long its decodes take.
+            alone_s = min(alone_s, worker.decode_cost.seconds(num_decodes))
         if (num_owners < 2 and others > num_decodes) or (not num_decodes and running < 2) or not alone_s:
             return worker.limits.max_num_batched_tokens - num_decodes
         return _within(self.stretch * alone_s, worker, num_decodes)

@@ -17,7 +17,7 @@ _ROWS, _TOKENS = 64.0, 256.0
 class StepCost:
     """Seconds ≈ fixed + per_row × rows that decode + per_token × prompt tokens; least squares that forget."""
 
-    __slots__ = ("_belief", "_is_solved", "_matrix", "_vector", "most_tokens")
+    __slots__ = ("_belief", "_is_solved", "_matrix", "_vector", "most_rows", "most_tokens")
 
     def __init__(self) -> None:
         self._belief = [0.0, 0.0, 0.0]
@@ -25,6 +25,8 @@ class StepCost:
         self._vector = [0.0] * 3
         self._is_solved = False
         """Whether what is believed comes from all that was observed."""
+        self.most_rows = 0
+        """Most rows that decoded in a measured step."""
         self.most_tokens = 0
         """Most prompt tokens that a measured step had."""
 
@@ -32,6 +34,7 @@ class StepCost:
         """A step with so many decoding rows and prompt tokens took so long on the worker."""
         if seconds <= 0:
             return
+        self.most_rows = max(self.most_rows, rows)
         self.most_tokens = max(self.most_tokens, tokens)
         self._is_solved = False
         parts = (1.0, rows / _ROWS, tokens / _TOKENS)

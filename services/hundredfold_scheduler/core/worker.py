@@ -92,6 +92,10 @@ class Worker:
     """What the last look at the queue found, when nothing fitted."""
     cost: StepCost = field(default_factory=StepCost)
     """What its steps take."""
+    decode_cost: StepCost = field(default_factory=StepCost)
+    """The same of steps that only decode: where every step has as many prompt tokens, its fixed part cannot
+    be told from theirs.
+    """
     last_start: int = 0
     """Number of the last plan with newcomers."""
     gathers_since: float | None = None
