@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import threading
@@ -17,6 +18,10 @@ from typing import IO, Any
 
 MARK = "PEER "
 """As in drivers/protocol.py, which is no module of ours: it runs in the peers' environments."""
+
+
+KEPT_WORDS = 400
+_ERROR = re.compile(r"\b\w*(?:Error|Exception): ")
 
 
 class PeerFailed(Exception):
@@ -52,7 +57,7 @@ class Driver:
 
     def __init__(self, interpreter: Path, script: Path, arguments: Sequence[str], limit_s: float) -> None:
         """Start it and wait until it is ready. Raises PeerFailed."""
-        self._words: deque[str] = deque(maxlen=40)
+        self._words: deque[str] = deque(maxlen=KEPT_WORDS)
         self._told: queue.Queue[str | None] = queue.Queue()
         self._process = subprocess.Popen(
             [str(interpreter), str(script), *arguments],
@@ -119,8 +124,9 @@ class Driver:
 
 
 def _telling(words: Sequence[str]) -> str:
-    errors = [line for line in words if "Error" in line or "error:" in line]
-    return (errors or words or ["it ended without a word"])[-1][:300]
+    """The first error is the cause; later ones say that something failed because of it."""
+    errors = [line for line in words if _ERROR.search(line)]
+    return (errors[:1] or words[-1:] or ["it ended without a word"])[0][:300]
 
 
 def _pipe(stream: IO[str] | None) -> IO[str]:

@@ -41,6 +41,7 @@ def no_machine() -> None:
     raise climbing.CeilingsError("not in a test")
 
 
+@pytest.mark.timeout(600)
 def test_a_ladder_of_real_services(model: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(climbing, "measure_ceilings", no_machine)
     only = frozenset({"engine", "batching", "replicas"})
