@@ -133,6 +133,8 @@ def _items(tiles: Ints, heads: int, at_once: Ints, runs: Ints) -> Ints:
 
 def _cut(lengths: Ints, sizes: Ints | int) -> tuple[Ints, Ints, Ints]:
     """Each row in parts of its size: owner, first element and number of elements of every part."""
+    if bool(((lengths <= sizes) & (lengths > 0)).all()):  # a decode step: a fifth of the time
+        return np.arange(len(lengths)), np.zeros_like(lengths), lengths
     sizes = np.broadcast_to(sizes, lengths.shape)
     parts = -(-lengths // sizes)
     owners = np.repeat(np.arange(len(lengths)), parts)
