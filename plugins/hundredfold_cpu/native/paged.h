@@ -107,20 +107,21 @@ struct Paged {
   float* value_scales(uint8_t* run) const { return reinterpret_cast<float*>(run + head_bytes - scale_bytes); }
 };
 
-// Makes the largest of `count` numbers (a multiple of sixteen) `top`, in place; returns that largest number.
-// Where one is not finite all become 0 and NaN is returned; below 2^-96, where reciprocals overflow, 0.
-static inline float normalize(float* x, int64_t count, float top) {
-  Vec most = zero(), odd = zero();
-  for (int64_t i = 0; i < count; i += LANES) {
-    const Vec a = load(x + i);
-    most = max(most, max(a, negate(a)));
-    odd = fma(a, zero(), odd);  // NaN where a is not finite
-  }
-  const float largest_one = largest(most), oddness = sum(odd);
-  const bool finite = oddness == oddness, used = finite && largest_one >= 0x1p-96f;
-  const Vec ratio = broadcast(used ? top / largest_one : 0.0f);
-  for (int64_t i = 0; i < count; i += LANES) store(x + i, used ? mul(load(x + i), ratio) : zero());
-  return finite ? (used ? largest_one : 0.0f) : __builtin_nanf("");
+// How numbers become codes whose largest magnitude is `limit`: each is multiplied by `ratio`, and worth `scale`.
+struct Quantized {
+  float ratio, scale;
+};
+
+// `top` is their largest magnitude, NaN or infinite where one is. Below 2^-96 reciprocals overflow: all are 0 then.
+static inline Quantized quantized(float top, float limit) {
+  if (top >= 0x1p-96f && top < __builtin_inff()) return {limit / top, top / limit};
+  return {0.0f, top < 0x1p-96f ? 0.0f : __builtin_nanf("")};
+}
+
+static inline float top_of(const float* x, int64_t count) {
+  Vec top = zero();
+  for (int64_t i = 0; i < count; i += LANES) top = larger_magnitude(top, load(x + i));
+  return largest_magnitude(top);
 }
 
 constexpr int MOST_DIM = 512;  // so that int32 holds a score's products
@@ -131,9 +132,14 @@ static inline void write_part(const T* x, int64_t dim, float* scale, F place) {
   float wide[MOST_DIM];
   const int64_t padded = up(dim, LANES);
   for (int64_t d = 0; d < padded; d += LANES) store(wide + d, get_part(x + d, dim - d));
-  if constexpr (E::SCALED) *scale = normalize(wide, padded, E::TOP) / E::TOP * E::UNIT_SCALE;
+  float ratio = 0;
+  if constexpr (E::SCALED) {
+    const Quantized how = quantized(top_of(wide, padded), E::TOP);
+    *scale = how.scale * E::UNIT_SCALE, ratio = how.ratio;
+  }
   for (int64_t d = 0; d < padded; d += LANES) {
     typename E::Code codes[LANES];
+    if constexpr (E::SCALED) store(wide + d, ratio == 0 ? zero() : mul(load(wide + d), broadcast(ratio)));
     E::encode(wide + d, codes);
     for (int64_t i = 0; i < LANES; ++i) place(d + i, codes[i]);
   }

@@ -11,30 +11,33 @@ namespace HF_ISA {
 
 constexpr int RUN = 512;              // keys that are taken together: as many as int32 holds products of
 constexpr int GROUPS = RUN / LANES;   // sixteens of a run
-constexpr float WEIGHT_TOP = 32767.0f;
-
-// Where a run's keys and values lie; the first sixteen begin at key `base` of the sequence.
-template <class E>
-struct Run {
-  int64_t base, groups;
-  const typename E::Code *keys[GROUPS], *values[GROUPS];
-  const float *key_scales[GROUPS], *value_scales[GROUPS];
-
-  // of the keys from `begin` to `end`, which lie in one run
-  void find(const Paged<E>& paged, const int32_t* table, int64_t head, int64_t begin, int64_t end) {
-    base = begin / LANES * LANES, groups = (end - base + LANES - 1) / LANES;
-    for (int64_t g = 0; g < groups; ++g) {
-      const int64_t key = base + g * LANES, offset = key % paged.size;
-      uint8_t* run = paged.run(table[key / paged.size], head);
-      keys[g] = paged.keys(run, offset), values[g] = paged.values(run, offset);
-      key_scales[g] = paged.key_scales(run) + offset, value_scales[g] = paged.value_scales(run) + offset;
-    }
-  }
-};
+constexpr float INT16_TOP = 32767.0f;
 
 static inline void fetch(const void* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 3);
 }
+
+// Where a run's keys and values lie; the first sixteen begin at key `base` of the sequence.
+template <class E>
+struct Run {
+  using Code = typename E::Code;
+  int64_t base, groups, panel;  // `panel` codes from one panel of values to the next
+  const Code *keys[GROUPS], *values[GROUPS];
+  const float *key_scales[GROUPS], *value_scales[GROUPS];
+
+  // of the keys from `begin` to `end`, which lie in one run
+  void find(const Paged<E>& paged, const int32_t* table, int64_t head, int64_t begin, int64_t end) {
+    base = begin / LANES * LANES, groups = (end - base + LANES - 1) / LANES, panel = paged.panel();
+    int64_t index = base / paged.size, offset = base % paged.size;
+    for (int64_t g = 0; g < groups; ++g) {
+      uint8_t* run = paged.run(table[index], head);
+      keys[g] = paged.keys(run, offset), values[g] = paged.values(run, offset);
+      key_scales[g] = paged.key_scales(run) + offset, value_scales[g] = paged.value_scales(run) + offset;
+      offset += LANES;
+      if (offset == paged.size) offset = 0, ++index;
+    }
+  }
+};
 
 template <int R>
 struct Rows {
@@ -73,6 +76,7 @@ template <class E, int R>
 static inline void score(const int16_t* q, int64_t units, const int8_t* keys, float* scores, int64_t stride) {
   Ints sums[R];
   for (int r = 0; r < R; ++r) sums[r] = all(0);
+#pragma GCC unroll 2
   for (int64_t u = 0; u < units; ++u) {
     const Pairs pairs = load_pairs(keys + u * UNIT);
     for (int r = 0; r < R; ++r) sums[r] = dot(sums[r], pairs, broadcast_pair(q + (r * units + u) * 2));
@@ -84,18 +88,18 @@ static inline void score(const int16_t* q, int64_t units, const int8_t* keys, fl
 // touched: they may be anything.
 template <class E, int R, int N>
 static inline void mix(const float* weights, const Run<E>& run, int64_t begin, int64_t end, int64_t first_panel,
-                       int64_t panel, float* sums, int64_t width) {
+                       float* sums, int64_t width) {
   Vec sum[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sum[r][n] = load(sums + r * width + n * LANES);
   for (int64_t key = begin; key < end;) {
-    const auto* values = run.values[key / LANES] + first_panel * panel;
+    const auto* values = run.values[key / LANES] + first_panel * run.panel;
     const int64_t origin = key / LANES * LANES, stop = end - origin < LANES ? end : origin + LANES;
     while (key < stop) {
       const bool odd = key % 2, both = !odd && key + 1 < stop;
       for (int n = 0; n < N; ++n) {
         Vec first, second;
-        E::get(values + n * panel + (key - origin) / 2 * UNIT, first, second);
+        E::get(values + n * run.panel + (key - origin) / 2 * UNIT, first, second);
         const float* weight = weights + key;
         if (odd) {
           for (int r = 0; r < R; ++r) sum[r][n] = fma(broadcast(weight[r * RUN]), second, sum[r][n]);
@@ -114,13 +118,14 @@ static inline void mix(const float* weights, const Run<E>& run, int64_t begin, i
 
 // One panel of R rows: the products of all the run's codes with `weights`, which are 0 for keys that are not seen.
 template <int R>
-static inline void mix(const int16_t* weights, const float* factors, const Run<Int8>& run, int64_t offset, float* sums,
+static inline void mix(const int16_t* weights, const float* factors, const Run<Int8>& run, int64_t panel, float* sums,
                        int64_t width) {
   Ints sum[R];
   for (int r = 0; r < R; ++r) sum[r] = all(0);
   for (int64_t g = 0; g < run.groups; ++g) {
-    const int8_t* values = run.values[g] + offset;
+    const int8_t* values = run.values[g] + panel * run.panel;
     const int16_t* weight = weights + g * LANES;
+#pragma GCC unroll 1  // more, and the sums no longer stay in registers
     for (int u = 0; u < LANES / 2; ++u) {
       const Pairs pairs = load_pairs(values + u * UNIT);
       for (int r = 0; r < R; ++r) sum[r] = dot(sum[r], pairs, broadcast_pair(weight + r * RUN + 2 * u));

@@ -36,11 +36,12 @@ struct Room {
   }
 };
 
-// Integers of int16 for numbers, `from` count of them (whole vectors), and what they are multiples of.
-static inline float to_int16(float* x, int64_t count, int16_t* to) {
-  const float largest_one = normalize(x, count, WEIGHT_TOP);
-  for (int64_t i = 0; i < count; i += LANES) store_int16(to + i, load(x + i));
-  return largest_one / WEIGHT_TOP;
+// Integers of int16 for `count` numbers (whole vectors), and what they are multiples of.
+static inline float to_int16(const float* x, int64_t count, int16_t* to) {
+  const Quantized how = quantized(top_of(x, count), INT16_TOP);
+  const Vec ratio = broadcast(how.ratio);
+  for (int64_t i = 0; i < count; i += LANES) store_int16(to + i, mul(load(x + i), ratio));
+  return how.scale;
 }
 
 // Scores first to last of a row to weights; what is outside may be anything.
@@ -108,9 +109,9 @@ static inline void add_values(const Run<E>& run, const Paged<E>& paged, const Ro
     float* sums = room.part + (row + i) * room.width;
     int64_t panel = 0;
     for (; panel + N <= paged.panels; panel += N)
-      mix<E, R, N>(weights, run, begin, end, panel, paged.panel(), sums + panel * LANES, room.width);
+      mix<E, R, N>(weights, run, begin, end, panel, sums + panel * LANES, room.width);
     for (; panel < paged.panels; ++panel)
-      mix<E, R, 1>(weights, run, begin, end, panel, paged.panel(), sums + panel * LANES, room.width);
+      mix<E, R, 1>(weights, run, begin, end, panel, sums + panel * LANES, room.width);
   });
 }
 
@@ -121,7 +122,7 @@ static inline void sum_values(const Run<E>& run, const Paged<E>& paged, const Ro
     (void)queries, (void)seen;
     by_rows(room.rows, [&](auto taken, int64_t row) {
       for (int64_t panel = 0; panel < paged.panels; ++panel)
-        mix<decltype(taken)::COUNT>(room.weights + row * RUN, room.weight_factors + row, run, panel * paged.panel(),
+        mix<decltype(taken)::COUNT>(room.weights + row * RUN, room.weight_factors + row, run, panel,
                                     room.part + row * room.width + panel * LANES, room.width);
     });
   } else {

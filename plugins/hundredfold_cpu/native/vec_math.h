@@ -187,6 +187,8 @@ static inline void put_part(T* p, const Vec& a, int64_t count) {
   std::memcpy(p, part, size_t(count) * sizeof(T));
 }
 
+#if HF_ISA_NUMBER == HF_PORTABLE
+
 // All lanes: halves are added until one is left.
 static inline float sum(const Vec& a) {
   float lane[LANES];
@@ -197,12 +199,73 @@ static inline float sum(const Vec& a) {
 }
 
 static inline float largest(const Vec& a) {
-  float lane[LANES], most;
-  store(lane, a);
-  most = lane[0];
-  for (int i = 1; i < LANES; ++i) most = lane[i] > most ? lane[i] : most;
+  float most = a.v[0];
+  for (int i = 1; i < LANES; ++i) most = a.v[i] > most ? a.v[i] : most;
   return most;
 }
+
+// The larger magnitude of each lane, as bits: NaN counts more than infinity, that more than numbers.
+static inline Vec larger_magnitude(const Vec& a, const Vec& b) {
+  return each([&](int i) {
+    const uint32_t x = bits_of(a.v[i]) & 0x7fffffffu, y = bits_of(b.v[i]) & 0x7fffffffu;
+    return float_of(x > y ? x : y);
+  });
+}
+
+// Of lanes that `larger_magnitude` gave.
+static inline float largest_magnitude(const Vec& a) {
+  uint32_t most = 0;
+  for (int i = 0; i < LANES; ++i) most = bits_of(a.v[i]) > most ? bits_of(a.v[i]) : most;
+  return float_of(most);
+}
+
+#else
+
+#if HF_ISA_NUMBER >= HF_AVX512
+static inline __m256 low_lanes(Vec a) { return _mm512_castps512_ps256(a.v); }
+static inline __m256 high_lanes(Vec a) { return _mm512_extractf32x8_ps(a.v, 1); }
+// The larger magnitude of each lane, as bits: NaN counts more than infinity, that more than numbers.
+static inline Vec larger_magnitude(Vec a, Vec b) {
+  const __m512i mask = _mm512_set1_epi32(0x7fffffff);
+  const __m512i x = _mm512_and_si512(_mm512_castps_si512(a.v), mask), y = _mm512_and_si512(_mm512_castps_si512(b.v), mask);
+  return {_mm512_castsi512_ps(_mm512_max_epu32(x, y))};
+}
+#else
+static inline __m256 low_lanes(Vec a) { return a.a; }
+static inline __m256 high_lanes(Vec a) { return a.b; }
+static inline __m256 larger_magnitude8(__m256 a, __m256 b) {
+  const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+  const __m256i x = _mm256_and_si256(_mm256_castps_si256(a), mask), y = _mm256_and_si256(_mm256_castps_si256(b), mask);
+  return _mm256_castsi256_ps(_mm256_max_epu32(x, y));
+}
+// The larger magnitude of each lane, as bits: NaN counts more than infinity, that more than numbers.
+static inline Vec larger_magnitude(Vec a, Vec b) { return {larger_magnitude8(a.a, b.a), larger_magnitude8(a.b, b.b)}; }
+#endif
+
+// All lanes: halves are added until one is left.
+static inline float sum(Vec a) {
+  const __m256 eight = _mm256_add_ps(low_lanes(a), high_lanes(a));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+static inline float largest(Vec a) {
+  const __m256 eight = _mm256_max_ps(low_lanes(a), high_lanes(a));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+// Of lanes that `larger_magnitude` gave.
+static inline float largest_magnitude(Vec a) {
+  const __m256i eight = _mm256_max_epu32(_mm256_castps_si256(low_lanes(a)), _mm256_castps_si256(high_lanes(a)));
+  const __m128i four = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epu32(two, _mm_shuffle_epi32(two, 0xb1))));
+}
+
+#endif
 
 // e^x within 2 units in the last place: 0 below -87.33, where floats lose digits, infinity above 88.72, NaN of NaN.
 static inline Vec exp(const Vec& x) {
