@@ -23,7 +23,7 @@ import psutil
 
 from hundredfold.probe import probe
 
-READY_LIMIT_S = 180.0
+READY_LIMIT_S = 300.0
 STOP_LIMIT_S = 20.0
 KEPT_LINES = 60
 _ANSI = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\")
