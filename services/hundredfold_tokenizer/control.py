@@ -9,6 +9,7 @@ import grpc.aio
 
 from hundredfold.v1 import control_pb2 as pb
 from hundredfold.v1 import control_pb2_grpc
+from hundredfold_tokenizer.output.pacing import Pacer
 from hundredfold_tokenizer.output.unread import UnreadBudget
 from hundredfold_tokenizer.requests.registry import Registry
 
@@ -23,6 +24,7 @@ class DoorControl:
         registry: Requests in progress.
         totals: Counts since the start.
         budget: Unread output.
+        pacer: How long streams rest between messages.
         connect: Opens a channel to the scheduler.
         scheduler: Where that is.
     """
@@ -34,6 +36,7 @@ class DoorControl:
         registry: Registry,
         totals: Callable[[], dict[str, int]],
         budget: UnreadBudget,
+        pacer: Pacer,
         connect: Callable[[], grpc.aio.Channel],
         scheduler: str,
     ) -> None:
@@ -41,6 +44,7 @@ class DoorControl:
         self._registry = registry
         self._totals = totals
         self._budget = budget
+        self._pacer = pacer
         self._connect = connect
         self._scheduler = scheduler
 
@@ -49,10 +53,9 @@ class DoorControl:
         return [self._describe(), *await self._behind()]
 
     async def load(self) -> pb.GetLoadResponse:
-        """Requests in progress and totals since the start."""
-        return pb.GetLoadResponse(
-            running=len(self._registry), totals={**self._totals(), "unread_bytes": self._budget.num_bytes}
-        )
+        """Requests in progress, totals since the start, and what is unread and how long tokens wait now."""
+        now = {"unread_bytes": self._budget.num_bytes, "delta_delay_us": round(self._pacer.delay_s * 1e6)}
+        return pb.GetLoadResponse(running=len(self._registry), totals={**self._totals(), **now})
 
     def running(self) -> int:
         """Requests that a drain waits for."""

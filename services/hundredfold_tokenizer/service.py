@@ -77,6 +77,7 @@ class TokenizerService:
         connect = partial(open_channel, settings.scheduler, settings.max_message_bytes)
         self._model = model
         self._budget = UnreadBudget(settings.max_unread_bytes)
+        pacer = Pacer(settings.max_deltas_per_s, settings.max_delta_delay_s)
         self._registry = Registry(settings.max_requests)
         self.attachment = Attachment(
             connect,
@@ -103,6 +104,7 @@ class TokenizerService:
             registry=self._registry,
             totals=lambda: self._ledger.totals,
             budget=self._budget,
+            pacer=pacer,
             connect=connect,
             scheduler=settings.scheduler,
         )
@@ -120,7 +122,6 @@ class TokenizerService:
             budget=self._budget,
             ledger=self._ledger,
         )
-        pacer = Pacer(settings.max_deltas_per_s, settings.max_delta_delay_s)
         generation = GenerationServicer(self.door, pacer, settings.max_message_bytes)
         text = TextServicer(model.name, model.vocabulary, prompts, self._vocab_size, self._max_model_len)
         most = most_request_bytes(settings.max_prompt_bytes)

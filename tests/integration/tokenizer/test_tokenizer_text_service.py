@@ -221,8 +221,10 @@ async def test_what_the_door_says_of_itself(bpe_directory: Path) -> None:
         assert load.totals["finished"] == 1
         assert load.totals["rejected"] == 1
         assert load.totals["output_tokens"] == 4
+        assert load.totals["delta_delay_us"] == 0
         running = door.generation.Generate(request("hello", max_tokens=2000))
         await running.read()
         load = await control.GetLoad(control_pb2.GetLoadRequest())
         assert load.running == 1
+        assert load.totals["delta_delay_us"] == 2500  # one stream, 400 messages a second
         running.cancel()
