@@ -32,7 +32,7 @@ class WorkerSettings(ServiceSettings):
 
     activations: Literal["auto", "float", "int8"] = "auto"
     """How the inputs of layers with integer weights are multiplied: as floats, or quantized to int8. auto is
-    int8 for grouped integers on a CPU, but float where dtype is not auto. Dense layers always take float."""
+    int8 for integer weights on a CPU, but float where dtype is not auto. Dense layers always take float."""
 
     quantization: str = "auto"
     """A format plugin, or one that quantizes at load such as int8; auto takes the checkpoint's own format."""

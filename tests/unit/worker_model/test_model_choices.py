@@ -74,6 +74,8 @@ def test_the_cache_has_the_type_asked_for(checkpoint: Path, asked: str, nbytes: 
     [
         ({"dtype": "fp64"}, "dtype 'fp64' is unknown; known are auto, fp32, bf16, fp16"),
         ({"dtype": "fp16"}, "dtype 'fp16' .* set dtype to"),
+        ({"activations": "int4"}, "activations 'int4' is unknown; known are auto, float, int8"),
+        ({"activations": "int8"}, "activations 'int8' was asked for, but no layer has"),
         ({"device": "tpu"}, "device 'tpu' is unknown; known are auto, cpu, cuda"),
         ({"attention": "flash"}, "'flash' .* installed: .*torch"),
         ({"kernels": ("torch", "fast")}, "'fast' .* installed: .*cpu, onednn, torch"),
