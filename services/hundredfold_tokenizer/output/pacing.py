@@ -50,13 +50,13 @@ class Pacer:
 
     def is_due(self, outbox: Outbox) -> bool:
         """Whether the reader has rested long enough."""
-        return self.now() >= self._due(outbox) - _TICK_S
+        return self.now() >= self.due(outbox) - _TICK_S
 
     def offer(self, outbox: Outbox) -> None:
         """There is something to read: wake the reader now or when it has rested."""
         if outbox.scheduled or not outbox.waiting:
             return
-        due = self._due(outbox)
+        due = self.due(outbox)
         if due <= self.now() + _TICK_S:
             outbox.wake()
             return
@@ -67,7 +67,7 @@ class Pacer:
         if self._timer is None or due < self._timer_at:
             self._arm(due)
 
-    def _due(self, outbox: Outbox) -> float:
+    def due(self, outbox: Outbox) -> float:
         """When the reader has rested long enough: a moment that many readers have in common."""
         delay_s, last_read = self.delay_s, outbox.last_read
         apart_s = delay_s / _GROUPS
