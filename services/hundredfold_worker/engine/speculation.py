@@ -22,6 +22,8 @@ _LEAST_WEIGHT = 0.1
 """Of a draft against what was learned before: about the last ten of a sequence count."""
 _USUAL_WEIGHT = 0.01
 """The same over all sequences, whose usual chance is the first one of the next."""
+_MOST_HOPE = 0.7
+"""No sequence begins with more: what others copy, it may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Speculation:
 
     def forget(self, slots: Ints) -> None:
         """The sequences of these slots are gone."""
-        self._chance[slots] = self._usual
+        self._chance[slots] = min(self._usual, _MOST_HOPE)
         self._tried[slots] = 0
         if self._drafter is not None:
             for slot in slots.tolist():
