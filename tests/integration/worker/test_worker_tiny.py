@@ -27,10 +27,23 @@ KINDS = [
 PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (5, 15, 16, 17, 33, 64, 100, 2)]
 
 
+@pytest.fixture(scope="module", params=["auto", "int8", "fp8"])
+def loaded(tiny_checkpoint: str, request: pytest.FixtureRequest) -> Loaded:
+    """Over each kind of cache: what a token reads of a quantized one does not depend on the way either."""
+    return load(tiny_checkpoint, request.param)
+
+
 @pytest.fixture(scope="module")
-def loaded(tiny_checkpoint: str) -> Loaded:
+def exact(tiny_checkpoint: str) -> Loaded:
+    """With the cache that loses nothing."""
+    return load(tiny_checkpoint, "auto")
+
+
+def load(checkpoint: str, kv_cache_dtype: str) -> Loaded:
     torch.set_num_threads(1)
-    settings = WorkerSettings(model=tiny_checkpoint, dtype="fp32", block_size=16, num_threads=1)
+    settings = WorkerSettings(
+        model=checkpoint, dtype="fp32", block_size=16, num_threads=1, kv_cache_dtype=kv_cache_dtype
+    )
     return start_model(settings, open_registries(settings))
 
 
@@ -65,7 +78,7 @@ def test_batched_and_chunked(loaded: Loaded, alone: list[list[int]], chunk: int)
     assert len({tuple(t.output) for t in tracks}) == 8
 
 
-def test_greedy_equals_transformers(tiny_checkpoint: str, alone: list[list[int]]) -> None:
+def test_greedy_equals_transformers(tiny_checkpoint: str, exact: Loaded) -> None:
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(tiny_checkpoint, dtype=torch.float32)
@@ -78,7 +91,10 @@ def test_greedy_equals_transformers(tiny_checkpoint: str, alone: list[list[int]]
             do_sample=False,
             eos_token_id=None,
         )
-        assert alone[i] == want[0, len(PROMPTS[i]) :].tolist()
+        run = driver(exact)
+        track = run.add(0, PROMPTS[i], GREEDY)
+        run.run()
+        assert track.output == want[0, len(PROMPTS[i]) :].tolist()
 
 
 @pytest.mark.parametrize("received", [1, 11, 23])
@@ -138,12 +154,12 @@ def test_warm_up_leaves_no_trace(loaded: Loaded, alone: list[list[int]]) -> None
     assert [t.output for t in tracks] == alone
 
 
-def test_scores_match_log_softmax_of_transformers(tiny_checkpoint: str, loaded: Loaded) -> None:
+def test_scores_match_log_softmax_of_transformers(tiny_checkpoint: str, exact: Loaded) -> None:
     """Report 36: values, not only shapes; in chunks."""
     from transformers import LlamaForCausalLM
 
     params = SamplingParams(max_tokens=3, logprobs=4, prompt_logprobs=4)
-    run = driver(loaded, chunk=13)
+    run = driver(exact, chunk=13)
     track = run.add(0, PROMPTS[4], params)
     run.run()
     ids = PROMPTS[4] + track.output
