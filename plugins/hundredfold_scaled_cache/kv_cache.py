@@ -6,7 +6,7 @@ from hundredfold.plugin import API_VERSION, Encoding, KVCacheSpec, Reasons, Scal
 
 
 class Int8Cache:
-    """int8, symmetric: what a token's key or value of one head loses is at most 1/254 of its largest number."""
+    """int8, symmetric: what a token's key or value of one head loses is at most 1/254 of its largest."""
 
     name = "int8"
     api_version = API_VERSION

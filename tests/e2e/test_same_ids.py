@@ -1,4 +1,4 @@
-"""Only the request decides its ids: no neighbour, chunk, cache hit, preemption, draft, plan ahead or crash."""
+"""Only the request decides its ids: not neighbours, chunks, cache hits, preemption, drafts or crashes."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _TOLERANCE = {
     Encoding.FP8: 1e-3,
     Encoding.INT4: 3e-1,
 }
-"""Largest ‖out - reference‖ / ‖reference‖ of a row; the reference knows what bf16, int8 and fp8 caches hold."""
+"""Largest ‖out - reference‖ / ‖reference‖ of a row; the reference knows what bf16, int8 or fp8 holds."""
 
 _BF16_TOLERANCE = 1.5e-2
 
