@@ -38,7 +38,7 @@ install-test: $(VENV)/.installed-test ## what `test` installs, and nothing more
 .PHONY: up
 up: $(VENV)/.installed ## install, fetch the model, serve it and show one answer; MODEL=name-or-path, Ctrl-C drains
 	@if [[ ! -e "$(MODEL)" ]]; then $(BIN)/hundredfold models pull "$(MODEL)"; fi
-	@exec $(BIN)/hundredfold serve --model "$(MODEL)" --sample
+	@exec $(BIN)/hundredfold serve --model "$(MODEL)" $(SERVE) --sample
 
 .PHONY: test
 test: lint-tools ## lint, then every test, fast ones first; ARGS='-k name' is handed to pytest
