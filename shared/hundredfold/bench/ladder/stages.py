@@ -119,7 +119,13 @@ def stages(scale: Scale) -> list[Stage]:
             kept=False,
         ),
         Stage("replicas", "+ a second worker", (many,), workers=2, least_cores=4, kept=False),
-        Stage("default", "the default: what `make up` starts", (single, some, many), alone=True),
+        Stage(
+            "default",
+            "the default: what `make up` starts",
+            (single, some, many),
+            {"worker.kv_cache_dtype": "int8"},
+            alone=True,
+        ),
     ]
 
 
