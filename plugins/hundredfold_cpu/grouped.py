@@ -12,7 +12,7 @@ from hundredfold.plugin.integer import LARGEST_GROUP, offsets_of, same_point
 from hundredfold_cpu.library import INT, POINTER, common_function
 from hundredfold_cpu.packed import PANEL, PackedWeight, by_panel, is_half
 
-KERNELS = {torch.float32: "grouped_int8_float32", torch.bfloat16: "grouped_int8_bfloat16"}
+GROUPED_KERNELS = {torch.float32: "grouped_int8_float32", torch.bfloat16: "grouped_int8_bfloat16"}
 """The native function for inputs and outputs of a type."""
 
 _QUAD = 4
@@ -41,7 +41,7 @@ class GroupedRecord(ctypes.Structure):
 def refuses_grouped(spec: LinearSpec, weight: GroupedIntWeight) -> Reasons:
     """Why the integer product cannot compute the layer; empty when it can."""
     reasons = []
-    if spec.dtype not in KERNELS:
+    if spec.dtype not in GROUPED_KERNELS:
         reasons.append(
             f"takes inputs in float32 and bfloat16, not in {str(spec.dtype).removeprefix('torch.')}"
         )

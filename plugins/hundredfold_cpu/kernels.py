@@ -14,14 +14,13 @@ from hundredfold.plugin import (
     ChannelInt8Weight,
     GroupedIntWeight,
     InputTransform,
-    Linear,
     LinearSpec,
     NativeCall,
     Reasons,
 )
 from hundredfold.plugin.dequantize import transform_input
-from hundredfold_cpu.channel_int8 import prepare_channel_int8, refuses_channel_int8
-from hundredfold_cpu.grouped import KERNELS, pack_grouped, refuses_grouped
+from hundredfold_cpu.channel_int8 import CHANNEL_KERNELS, pack_channel_int8, refuses_channel_int8
+from hundredfold_cpu.grouped import GROUPED_KERNELS, pack_grouped, refuses_grouped
 from hundredfold_cpu.library import INT, POINTER, Kernel, Variant, best
 from hundredfold_cpu.packed import PackedWeight, pack
 from hundredfold_cpu.program import ROWS, kept_call
@@ -45,6 +44,7 @@ class CpuLinear:
     columns: int
     dtype: torch.dtype
     transform: InputTransform | None
+    """What is done to the input before the kernel has it."""
     nbytes: int
     recipe: str
 
@@ -96,18 +96,25 @@ class CpuKernels:
             return [f"computes in float32, not in {str(spec.dtype).removeprefix('torch.')}"]
         return []
 
-    def prepare(self, spec: LinearSpec, bias: Tensor | None) -> Linear:
+    def prepare(self, spec: LinearSpec, bias: Tensor | None) -> CpuLinear:
         """Pack the weight."""
-        if spec.activations is Activations.INT8:
-            if isinstance(spec.weight, ChannelInt8Weight):
-                return prepare_channel_int8(self._variant, spec, bias)
-            if isinstance(spec.weight, GroupedIntWeight):
-                return self._linear(
-                    spec, KERNELS[spec.dtype], pack_grouped(spec.weight, bias), "sums in int32"
-                )
-        return self._linear(spec, "linear", pack(spec.weight, bias), "product in float32")
+        weight = spec.weight
+        if spec.activations is Activations.INT8 and isinstance(weight, ChannelInt8Weight):
+            packed = pack_channel_int8(self._variant, weight, bias)  # its kernel rotates the input itself
+            return self._linear(spec, CHANNEL_KERNELS[spec.dtype], packed, None, "sums in int32")
+        if spec.activations is Activations.INT8 and isinstance(weight, GroupedIntWeight):
+            packed, kernel = pack_grouped(weight, bias), GROUPED_KERNELS[spec.dtype]
+            return self._linear(spec, kernel, packed, weight.transform, "sums in int32")
+        return self._linear(spec, "linear", pack(weight, bias), weight.transform, "product in float32")
 
-    def _linear(self, spec: LinearSpec, kernel: str, weight: PackedWeight, product: str) -> CpuLinear:
+    def _linear(
+        self,
+        spec: LinearSpec,
+        kernel: str,
+        weight: PackedWeight,
+        transform: InputTransform | None,
+        product: str,
+    ) -> CpuLinear:
         features, columns = spec.shape
         arguments = (POINTER, POINTER, INT, INT, POINTER, INT)
         return CpuLinear(
@@ -120,7 +127,7 @@ class CpuKernels:
             features=features,
             columns=columns,
             dtype=spec.dtype,
-            transform=spec.weight.transform,
+            transform=transform,
             nbytes=weight.nbytes,
             recipe=f"{weight.kept}, {product}, {self._variant.isa}",
         )

@@ -108,7 +108,7 @@ def prepare(
     variant: Variant, weight: object, bias: Tensor | None = None, dtype: torch.dtype = torch.float32
 ) -> CpuLinear:
     assert CpuKernels(variant).refuses(spec(weight, dtype)) == []
-    return CpuKernels(variant).prepare(spec(weight, dtype), bias)  # type: ignore[return-value]
+    return CpuKernels(variant).prepare(spec(weight, dtype), bias)
 
 
 def wanted(weight: GroupedIntWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:

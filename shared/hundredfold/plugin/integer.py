@@ -51,14 +51,23 @@ def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     padded = x.new_zeros((rows, groups * group)).float()
     padded[:, :columns] = x
     cut = padded.view(rows, groups, group)
-    top = cut.abs().amax(2)
+    numbers, scales = scaled(cut, LARGEST_CODE)
+    return numbers.round().char().view(rows, -1)[:, :columns], scales
+
+
+def scaled(x: Tensor, largest: int) -> tuple[Tensor, Tensor]:
+    """``x`` float32[..., n] with each run of ``n`` brought to at most ``largest``, and scales float32[...].
+
+    With ``top`` a run's largest magnitude, ``x * (largest / top)`` and ``top / largest``. Where ``top`` is
+    below 2**-96 both are 0; where a number is not finite the scale is NaN and the numbers are 0.
+    """
+    top = x.abs().amax(-1)
     finite = top < float("inf")  # false for NaN as well
     used = finite & (top >= SMALLEST)
-    limit = top.new_tensor(float(LARGEST_CODE))  # torch divides a plain number by way of a rounded reciprocal
+    limit = top.new_tensor(float(largest))  # torch divides a plain number by way of a rounded reciprocal
     ratio = (limit / top).where(used, 0.0)
-    codes = (cut.where(used[:, :, None], 0.0) * ratio[:, :, None]).round().char()
-    scales = (top / limit).where(used, 0.0).where(finite, float("nan"))
-    return codes.view(rows, -1)[:, :columns], scales
+    numbers = x.where(used[..., None], 0.0) * ratio[..., None]
+    return numbers, (top / limit).where(used, 0.0).where(finite, float("nan"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hundredfold.plugin.integer import SMALLEST, quantize_rows
+from hundredfold.plugin.integer import quantize_rows, scaled
 from hundredfold.plugin.kv_cache import Encoding
 
 if TYPE_CHECKING:
@@ -50,11 +50,6 @@ def decode(encoding: Encoding, codes: Tensor, scales: Tensor) -> Tensor:
 def _to_e4m3(x: Tensor) -> tuple[Tensor, Tensor]:
     import torch
 
-    top = x.abs().amax(1)
-    finite = top < float("inf")  # false for NaN as well
-    used = finite & (top >= SMALLEST)
-    limit = top.new_tensor(float(LARGEST_E4M3))  # torch divides a plain number by way of a rounded reciprocal
-    ratio = (limit / top).where(used, 0.0)
-    numbers = x.where(used[:, None], 0.0) * ratio[:, None]
-    codes = numbers.clamp_(-LARGEST_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn).view(torch.uint8)
-    return codes, (top / limit).where(used, 0.0).where(finite, float("nan"))
+    numbers, scales = scaled(x, LARGEST_E4M3)
+    codes = numbers.clamp_(-LARGEST_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn)
+    return codes.view(torch.uint8), scales
