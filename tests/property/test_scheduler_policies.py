@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hundredfold_scheduler.core.limits import WorkerLimits
-from hundredfold_scheduler.core.pacing import PromptShare, StartPace, WholeBudget, WithinTime
+from hundredfold_scheduler.core.pacing import PromptShare, StartPace, WithinTime
 from hundredfold_scheduler.core.policy import (
     CheapestOfLowestPriority,
     FirstComeFirstServed,
@@ -20,6 +20,7 @@ from hundredfold_scheduler.core.policy import (
 from hundredfold_scheduler.core.scheduler import Scheduler, SchedulerConfig
 from support.fake_worker import Script, expected_output
 from support.scheduler_harness import Harness, Received
+from support.whole_budget import WholeBudget
 
 VOCAB = 50
 

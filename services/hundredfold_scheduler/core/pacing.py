@@ -18,14 +18,6 @@ class PromptShare(Protocol):
         """
 
 
-class WholeBudget:
-    """All that decodes leave of ``max_num_batched_tokens``."""
-
-    def tokens(self, worker: Worker, num_decodes: int, num_waiting: int, num_owners: int) -> int:
-        """See ``PromptShare``."""
-        return worker.limits.max_num_batched_tokens - num_decodes
-
-
 @dataclass(frozen=True, slots=True)
 class WithinTime:
     """As many as let the step end within a time, by what steps took on this worker before. Never less than a

@@ -16,7 +16,7 @@ from hundredfold.bench.ladder.chart import ChartError, draw
 from hundredfold.bench.ladder.climb import Climb, LadderOptions
 from hundredfold.bench.ladder.measure import row_of, work_of
 from hundredfold.bench.ladder.rows import Ladder, Row, Work
-from hundredfold.bench.ladder.stages import QUICK, Load, Stage, merged, stages
+from hundredfold.bench.ladder.stages import FLOAT, QUICK, Load, Stage, merged, stages
 from hundredfold.bench.ladder.table import markdown, render_ladder
 from hundredfold.bench.neighbours import Loads, Neighbours
 from hundredfold.bench.report import Environment, RequestRecord, summarize
@@ -190,6 +190,12 @@ def test_loads_after_the_time_are_left_out(climb):
 def test_only_the_stages_that_were_asked_for(climb):
     found, _ = climb(only=frozenset({"engine"}))
     assert [row.stage for row in found.rows] == ["engine"]
+
+
+def test_a_stage_alone_stands_on_the_same_floats_as_in_a_whole_ladder(climb):
+    _, whole = climb()
+    _, asked = climb(only=frozenset({"batching"}))
+    assert dict(asked)["batching"] == dict(whole)["batching"] == FLOAT
 
 
 def ladder() -> Ladder:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from hundredfold.bench.ladder.stages import FULL, stages
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -14,3 +16,10 @@ def test_up_starts_with_an_int8_cache_and_no_variable_is_undefined() -> None:
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "undefined variable" not in printed.stderr
     assert '--model "smollm2-135m" --kv-cache-dtype int8 --sample' in printed.stdout
+
+
+def test_the_ladders_default_and_compose_start_as_up_does() -> None:
+    default = stages(FULL)[-1]
+    assert default.settings == {"worker.kv_cache_dtype": "int8"}
+    compose = (ROOT / "docker-compose.yml").read_text()
+    assert "HUNDREDFOLD_WORKER_KV_CACHE_DTYPE: ${HUNDREDFOLD_KV_CACHE_DTYPE:-int8}" in compose

@@ -8,10 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from hundredfold_scheduler.core.pacing import BesideDecodes, PromptShare, StartPace, WholeBudget, WithinTime
+from hundredfold_scheduler.core.pacing import BesideDecodes, PromptShare, StartPace, WithinTime
 from hundredfold_scheduler.core.scheduler import SchedulerConfig
 from hundredfold_scheduler.core.step_cost import StepCost
 from support.scheduler_simulation import CPU_LIKE, UNBOUNDED, Cost, Simulation, percentile
+from support.whole_budget import WholeBudget
 
 
 def test_the_cost_of_steps_is_learned() -> None:

@@ -9,7 +9,6 @@ from functools import partial
 
 import pytest
 
-from hundredfold_scheduler.core.pacing import WholeBudget
 from hundredfold_scheduler.core.policy import (
     CheapestOfLowestPriority,
     FirstComeFirstServed,
@@ -18,6 +17,7 @@ from hundredfold_scheduler.core.policy import (
 )
 from hundredfold_scheduler.core.scheduler import SchedulerConfig
 from support.scheduler_simulation import CPU_LIKE, UNBOUNDED, Simulation, percentile
+from support.whole_budget import WholeBudget
 
 AS_SET_UP = SchedulerConfig(UNBOUNDED)
 SECONDS = 30.0

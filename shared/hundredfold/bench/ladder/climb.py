@@ -15,6 +15,7 @@ from hundredfold.bench.ladder.measure import measure_row
 from hundredfold.bench.ladder.naive import LOAD_TITLE, NaiveFailed, measure_naive
 from hundredfold.bench.ladder.rows import Ladder, Row, tokens_of
 from hundredfold.bench.ladder.stages import (
+    FLOAT,
     INPUT_LEN,
     Load,
     NaiveStage,
@@ -67,9 +68,9 @@ class Watcher(Protocol):
 
 @dataclass(slots=True)
 class _Base:
-    """The best settings so far."""
+    """The best settings so far; floats before any, so that a stage measured alone stands on them too."""
 
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=lambda: FLOAT)
     arithmetic: str = "float"
     speed: float = 0.0
 
@@ -175,7 +176,7 @@ class Climb:
             rows.append(row)
             yield row
         speed = tokens_of(rows[-1])
-        if stage.kept and not why and (speed > self._base.speed or not self._base.settings):
+        if stage.kept and not why and speed > self._base.speed:
             self._base = _Base(settings, arithmetic, speed if len(stage.loads) > 1 else 0.0)
 
     def _measured(self, stage: Stage, load: Load, settings: Mapping[str, str], arithmetic: str) -> Row:
