@@ -13,6 +13,7 @@ from hundredfold.errors import StartError
 from hundredfold.models import ModelError, ModelFiles, fingerprint, resolve
 from hundredfold.plugin.registry import PluginError, Registry, all_registries
 from hundredfold.telemetry import get_logger
+from hundredfold_worker.container import usable_processors
 from hundredfold_worker.engine.draft_cost import DraftCost
 from hundredfold_worker.engine.engine import Engine
 from hundredfold_worker.engine.slots import EngineLimits
@@ -24,7 +25,6 @@ from hundredfold_worker.memory import (
     held_bytes,
     num_blocks,
     total_bytes,
-    usable_processors,
 )
 from hundredfold_worker.model import (
     LoadedModel,

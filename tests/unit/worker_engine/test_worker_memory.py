@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from hundredfold.errors import StartError
+from hundredfold_worker.container import container_limit
 from hundredfold_worker.memory import (
     CacheNeed,
     MemoryBudget,
-    container_limit,
     held_bytes,
     num_blocks,
     total_bytes,
