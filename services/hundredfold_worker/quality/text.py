@@ -59,7 +59,7 @@ def cut(model: str, path: Path | None, num_tokens: int, window: int) -> HeldOut:
     """The first ``num_tokens`` ids of the text in windows of at most ``window``. Raises ``StartError``."""
     name, text = read_text(path)
     try:
-        prefix, ids = _encoder()(model, text)
+        prefix, ids = encoder()(model, text)
     except ValueError as error:
         raise StartError(f"the text cannot be encoded: {error}") from error
     ids = ids[:num_tokens]
@@ -72,7 +72,8 @@ def cut(model: str, path: Path | None, num_tokens: int, window: int) -> HeldOut:
     return HeldOut(name, hashlib.sha256(text.encode()).hexdigest()[:12], windows, unscored)
 
 
-def _encoder() -> Encode:
+def encoder() -> Encode:
+    """What turns a text into a model's ids. Raises ``StartError`` when no package offers it."""
     found = list(entry_points(group="hundredfold.tools", name="encode"))
     if not found:
         raise StartError("no installed package offers the tool 'encode': install hundredfold again")
