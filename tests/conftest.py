@@ -15,6 +15,8 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+from support.pace import TooSlow
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch loads: services under test share these cores
 
 TESTS = Path(__file__).parent
@@ -24,6 +26,9 @@ STAGES = ("unit", "contract", "property", "integration", "plugins", "e2e", "gpu"
 
 LOCKS = pytest.StashKey[str]()
 """Where the processes of this run keep their locks."""
+
+TRIES = 3
+"""Of a test that ends with ``TooSlow``."""
 
 
 def stage_of(path: Path | str) -> str:
@@ -80,6 +85,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FilesInOr
     return FilesInOrder(config, log)  # type: ignore[arg-type]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """Call it again, with the same fixtures, when a bound on time was passed; the account names those."""
+    try:
+        return (yield)
+    except TooSlow as slow:
+        error = slow
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    for _ in range(TRIES - 1):
+        pyfuncitem.user_properties.append(("slow", str(error)))
+        try:
+            pyfuncitem.obj(**arguments)
+        except TooSlow as slow:
+            error = slow
+        else:
+            return True
+    raise error
+
+
 class Quiet:
     """Keeps the run's other processes still while a test marked ``alone`` runs, and only then."""
 
@@ -110,6 +134,7 @@ class Account:
         self.seconds: Counter[str] = Counter()
         self.tests: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
+        self.slow: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Of each set-up, call and tear-down, wherever it ran."""
@@ -117,6 +142,10 @@ class Account:
         self.seconds[stage] += report.duration
         self.tests[stage] += report.when == "call" or (report.when == "setup" and not report.passed)
         self.failed[stage] += report.failed
+        if report.when == "call":
+            self.slow += [
+                f"{report.nodeid}: {text}" for name, text in report.user_properties if name == "slow"
+            ]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the account."""
@@ -128,3 +157,7 @@ class Account:
                 failed = f"  {self.failed[stage]} FAILED" if self.failed[stage] else ""
                 line = f"{stage:<12} {self.tests[stage]:>5} tests {self.seconds[stage]:>7.1f} s{failed}"
                 terminalreporter.write_line(line)
+        if self.slow:
+            terminalreporter.section("too slow once, called again")
+            for line in self.slow:
+                terminalreporter.write_line(str(line))

@@ -59,17 +59,17 @@ async def running(**settings: Any) -> AsyncIterator[Running]:
     host, echo = build(EchoSettings(**settings), install_signals=False)
     host.set_ready(True)
     task = asyncio.create_task(host.run())
-    await asyncio.wait_for(host.started.wait(), 10)
+    await asyncio.wait_for(host.started.wait(), 30)
     service = Running(host, echo, task)
     try:
         yield service
     finally:
         await service.channel.close()
         host.request_stop(0.0)
-        await asyncio.wait_for(service.task, 10)
+        await asyncio.wait_for(service.task, 30)
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"

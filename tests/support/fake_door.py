@@ -226,7 +226,7 @@ class FakeDoor(
 
     async def idle(self) -> None:
         """Wait until no request runs."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.running:  # noqa: ASYNC110  # calls come and go; there is no one event
                 await asyncio.sleep(0.005)
 

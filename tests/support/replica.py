@@ -75,7 +75,7 @@ class Replica:
         )
         await call.write(scheduler_pb2.AttachRequest(hello=hello))
         replica = cls(channel, call)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await asyncio.wait(
                 (replica._reader, asyncio.create_task(replica.welcomed.wait())),
                 return_when=asyncio.FIRST_COMPLETED,

@@ -57,7 +57,7 @@ class RunningDoor:
         }
 
 
-async def until(condition: Any, timeout_s: float = 5.0) -> None:
+async def until(condition: Any, timeout_s: float = 30.0) -> None:
     """Wait until ``condition()`` holds."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 (conditions of all kinds, few of which have an event)

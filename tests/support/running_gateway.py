@@ -147,7 +147,7 @@ async def running_gateway(*doors: str, ready: bool = True, **settings: Any) -> A
         yield gateway
         for connection in gateway.connections:
             connection.leave()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while service.gate.running:  # noqa: ASYNC110  # connections end one by one
                 await asyncio.sleep(0.005)
     finally:
@@ -157,6 +157,6 @@ async def running_gateway(*doors: str, ready: bool = True, **settings: Any) -> A
 
 
 async def _until_ready(gateway: RunningGateway) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (await gateway.get("/health")).status != 200:  # noqa: ASYNC110  # the gateway has no event
             await asyncio.sleep(0.01)

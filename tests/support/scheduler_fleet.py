@@ -51,7 +51,7 @@ async def scheduler_fleet(
     service = SchedulerService(SchedulerSettings.model_validate(told))
     running = asyncio.create_task(service.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await service.host.started.wait()
         await eventually(lambda: service.engine.worker_ready)
         yield Fleet(service, workers)
@@ -59,6 +59,6 @@ async def scheduler_fleet(
             assert worker.violations == []
     finally:
         service.host.request_stop(grace_s=0.0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await asyncio.gather(running, return_exceptions=True)
         await asyncio.gather(*(worker.stop() for worker in workers))

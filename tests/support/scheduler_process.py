@@ -35,7 +35,7 @@ class SchedulerProcess:
         self.child.kill()
         self.child.wait()
 
-    async def wait(self, timeout_s: float = 10) -> int:
+    async def wait(self, timeout_s: float = 30) -> int:
         """Its exit code, once it has ended."""
         await eventually(lambda: self.child.poll() is not None, timeout_s)
         return int(self.child.returncode)

@@ -39,7 +39,7 @@ class SchedulerStack:
         """Until a worker is connected."""
         await eventually(lambda: self.service.engine.worker_ready, timeout_s)
 
-    async def wait_idle(self, timeout_s: float = 5) -> None:
+    async def wait_idle(self, timeout_s: float = 30) -> None:
         """Until no request is left, then count everything."""
         await eventually(lambda: self.service.core.idle, timeout_s)
         self.service.core.check_integrity()
@@ -62,7 +62,7 @@ async def scheduler_stack(
     running = asyncio.create_task(service.run())
     stack = SchedulerStack(service, worker)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await service.host.started.wait()
         if start_worker and worker.ready:
             await stack.wait_worker()
@@ -70,6 +70,6 @@ async def scheduler_stack(
         assert worker.violations == []
     finally:
         service.host.request_stop(grace_s=0.0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await asyncio.gather(running, return_exceptions=True)
         await worker.stop()

@@ -134,7 +134,7 @@ class Stack:
                 control_pb2.GetLoadRequest(), timeout=10
             )
 
-    def wait_idle(self, timeout_s: float = 10) -> control_pb2.GetLoadResponse:
+    def wait_idle(self, timeout_s: float = 30) -> control_pb2.GetLoadResponse:
         """Wait until the scheduler holds no request and no used block."""
         deadline = time.monotonic() + timeout_s
         while True:

@@ -23,6 +23,7 @@ from hundredfold.bench.plan import PlanError, make_plan
 from hundredfold.bench.report import Report
 from hundredfold.bench.serve import WarmupError, measure
 from hundredfold.bench.server import ServerError
+from support.pace import in_time
 
 WITHIN = 0.03
 BENCH = [sys.executable, "-c", "from hundredfold.cli.bench import command; command()"]
@@ -123,7 +124,8 @@ def test_a_stall_of_the_server_is_charged_to_every_request_due_in_it():
         found = measure(plan, lambda phase, sent: measuring.set() if phase == "measuring" else None)
         thread.join()
     assert found.failed == 0
-    assert found.duration_s == pytest.approx(3.0, abs=1.0)  # arrivals went on meanwhile
+    assert found.duration_s > 2.0
+    in_time(found.duration_s, 4.0, "three seconds of arrivals")  # they went on meanwhile
     assert found.ttft_ms.p99 > 700
     assert found.ttft_ms.p90 > 300  # a tenth or more were due in the first 0.7 s of the stall
     assert found.ttft_ms.mean > 100
@@ -248,7 +250,9 @@ def test_a_sweep_measures_each_point_and_tells_of_a_refused_one():
     for record in records[1::2]:
         assert "UNIMPLEMENTED: sampling.beam_width is not supported" in record["error"]
         assert record["tokens_per_s"] is None
-    assert records[2]["tokens_per_s"] > 2 * records[0]["tokens_per_s"]
+    in_time(
+        2 * records[0]["tokens_per_s"] / records[2]["tokens_per_s"], 1, "half of four at once, against one,"
+    )
     assert [report is None for report in data["reports"]] == [False, True, False, True]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from hundredfold import AsyncClient, Client
 from hundredfold.client import Cancelled, Delta, NotFound, RetryPolicy, Started, Unavailable
 from support.fake_door import FakeDoor, expected_ids, expected_text, serving
+from support.pace import at_most
 
 
 async def test_calls_take_turns():
@@ -44,10 +44,11 @@ async def test_a_stream_goes_on_at_another_door():
 async def test_a_door_that_is_away_costs_calls_little():
     async with serving(FakeDoor()) as gone:
         port = gone.port
-    async with asyncio.timeout(5), serving(FakeDoor()) as door:
+    async with serving(FakeDoor()) as door:
         client = AsyncClient(f"127.0.0.1:{port},127.0.0.1:{door.port}")
-        for _ in range(10):
-            assert await client.encode("é", add_special_tokens=False) == [195, 169]
+        with at_most(5):
+            for _ in range(10):
+                assert await client.encode("é", add_special_tokens=False) == [195, 169]
         await client.close()
 
 
@@ -78,10 +79,8 @@ async def test_abort_finds_the_door_where_the_request_runs():
                     await abort(stream.request_id)
                     with pytest.raises(Cancelled):
                         await stream.result()
-                began = time.monotonic()
-                with pytest.raises(NotFound, match="no request nobody"):
+                with at_most(2), pytest.raises(NotFound, match="no request nobody"):
                     await abort("nobody")
-                assert time.monotonic() - began < 2
         assert one.requests
         assert other.requests
     with pytest.raises(Unavailable):

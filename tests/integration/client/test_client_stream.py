@@ -26,6 +26,7 @@ from hundredfold.client import (
 )
 from hundredfold.rpc import RequestError
 from support.cut_proxy import CuttableProxy
+from support.eventually import eventually
 from support.fake_door import FakeDoor, expected_ids, expected_text
 
 QUICK = RetryPolicy(connect_s=5, resume_s=5, first_delay_s=0.02, max_delay_s=0.1)
@@ -133,7 +134,8 @@ async def test_cut_connections_lose_and_repeat_nothing(
     door: FakeDoor, proxy: CuttableProxy, client_kind: str
 ):
     async def cut_now_and_then() -> None:
-        for _ in range(4):
+        for tries in range(1, 5):
+            await eventually(lambda: len(door.requests) == tries)  # noqa: B023
             await asyncio.sleep(0.12)
             proxy.cut()
 

@@ -12,6 +12,7 @@ import pytest
 from hundredfold.rpc import RequestError
 from support.eventually import eventually
 from support.fake_door import FakeDoor, expected_text, serving
+from support.pace import at_most
 from support.running_gateway import Connection, RunningGateway, running_gateway
 
 
@@ -44,10 +45,9 @@ async def test_a_client_that_leaves_is_cancelled_at_the_door(
     body = {"prompt": ["a", "b"], "max_tokens": 20_000, "stream": stream}
     await connection.send("POST", "/v1/completions", json.dumps(body).encode())
     await eventually(lambda: len(door.running) == 2)
-    began = time.monotonic()
-    connection.leave()
-    await door.idle()
-    assert time.monotonic() - began < 1
+    with at_most(1):
+        connection.leave()
+        await door.idle()
     await eventually(lambda: gateway.service.gate.running == 0)
 
 
@@ -123,7 +123,7 @@ async def test_a_stop_lets_streams_finish_and_refuses_new_ones(door: FakeDoor):
         assert (health.status, health.json["status"]) == (503, "draining")
         assert await rest(connection) == (expected_text(100), ["[DONE]"])
         assert gateway.task is not None
-        assert await asyncio.wait_for(gateway.task, 5) == 0
+        assert await asyncio.wait_for(gateway.task, 30) == 0
 
 
 async def test_after_the_grace_streams_end_with_an_error(door: FakeDoor):
@@ -136,7 +136,7 @@ async def test_after_the_grace_streams_end_with_an_error(door: FakeDoor):
         assert json.loads(others[-1])["error"]["code"] == "unavailable"
         assert "[DONE]" not in others
         assert gateway.task is not None
-        assert await asyncio.wait_for(gateway.task, 8) == 0
+        assert await asyncio.wait_for(gateway.task, 30) == 0
         sleeping.leave()
     await door.idle()
 
@@ -149,7 +149,7 @@ async def test_readiness_follows_the_doors():
             await door.stop()
             began = time.monotonic()
             while (await gateway.get("/health")).status == 200:
-                assert time.monotonic() - began < 5
+                assert time.monotonic() - began < 30
                 await asyncio.sleep(0.02)
             assert time.monotonic() - began >= 0.3
             assert (await gateway.get("/health")).json == {"status": "degraded"}

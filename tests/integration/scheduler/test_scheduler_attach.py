@@ -13,6 +13,7 @@ from hundredfold_scheduler.core.failures import Code
 from support.eventually import eventually
 from support.fake_worker import EOS, Script, expected_beams, expected_output
 from support.grpc_worker import GrpcWorker
+from support.pace import at_most
 from support.replica import Replica
 from support.scheduler_stack import scheduler_stack
 
@@ -123,7 +124,8 @@ async def test_refusals_come_as_failed_requests() -> None:
             (long, Code.INVALID_ARGUMENT, "prompt"),
             (wide, Code.INVALID_ARGUMENT, "sampling.beam_width"),
         ):
-            await told.wait(1)
+            with at_most(1):
+                await told.wait()
             assert told.failure is not None
             assert (told.failure.code, told.failure.field) == (code, field)
         assert "1024" in long.failure.message  # type: ignore[union-attr]
@@ -152,7 +154,8 @@ async def test_a_full_queue_answers_at_once_with_a_hint() -> None:
     async with scheduler_stack(worker, max_num_seqs=1, max_queued_requests=10) as stack:
         replica = await stack.replica()
         told = [await replica.submit(i, prompt(i), 2) for i in range(50)]
-        await eventually(lambda: sum(t.failure is not None for t in told) >= 39, 1)
+        with at_most(1):
+            await eventually(lambda: sum(t.failure is not None for t in told) >= 39)
         refused = [t.failure for t in told if t.failure is not None]
         assert {f.code for f in refused} == {Code.RESOURCE_EXHAUSTED}
         assert all(f.retry_after_ms >= 100 for f in refused)
@@ -170,10 +173,12 @@ async def test_a_stream_that_ends_drops_its_requests() -> None:
         kept = await stays.submit(100, prompt(100), 20)
         await lost[0].wait_ids(2)
         await gone.close()
-        await eventually(lambda: len(stack.service.core.state.requests) == 1, 1)
+        with at_most(1):
+            await eventually(lambda: len(stack.service.core.state.requests) == 1)
         await kept.wait()
         assert kept.ids == right(prompt(100), 20)
-        await stack.wait_idle(1)
+        with at_most(1):
+            await stack.wait_idle()
         assert (await stack.load()).totals["cancelled"] == 6
         await stays.close()
 
@@ -192,8 +197,9 @@ async def test_cancel_while_a_slow_step_runs() -> None:
         await asyncio.sleep(0.35)
         for stream_id in (0, 1, 2, 2, 99):
             await replica.cancel(stream_id)
-        await eventually(lambda: stack.service.core.load().used_blocks == 0, 0.5)
-        await stack.wait_idle(2)
+        with at_most(0.5):
+            await eventually(lambda: stack.service.core.load().used_blocks == 0)
+        await stack.wait_idle()
         after = await replica.submit(3, prompt(3, 8), 2)
         await after.wait()
         assert after.ids == right(prompt(3, 8), 2)
@@ -247,12 +253,14 @@ async def test_a_stop_string_in_the_tokenizer_ends_the_choice() -> None:
         await replica.finish(0, 4)
         await replica.finish(0, 4)
         await replica.finish(77, 0)
-        await told.wait(1)
+        with at_most(1):
+            await told.wait()
         assert told.finished is not None
         assert told.finished.reason == sequence_pb2.END_REASON_STOP
         assert not told.finished.HasField("stop_token_id")
         assert told.finished.account.decode_us > 0
-        await stack.wait_idle(1)
+        with at_most(1):
+            await stack.wait_idle()
         await replica.close()
 
 

@@ -20,6 +20,7 @@ from hundredfold_scheduler.core.failures import Code
 from support.eventually import eventually
 from support.fake_worker import Script, expected_output
 from support.grpc_worker import GrpcWorker
+from support.pace import in_time
 from support.scheduler_process import SchedulerProcess
 from support.scheduler_stack import scheduler_stack
 
@@ -51,7 +52,7 @@ async def test_readiness_outlives_a_worker_by_the_grace() -> None:
         await worker.stop()
         await eventually(lambda: not stack.service.engine.worker_ready)
         assert await readiness(stack.address) == SERVING
-        await eventually(lambda: stack.service.host.state != "ready", 5)
+        await eventually(lambda: stack.service.host.state != "ready")
         await asyncio.sleep(0.1)
         assert await readiness(stack.address) == NOT_SERVING
         replica = await stack.replica()
@@ -73,16 +74,17 @@ async def test_deadlines_hold_everywhere() -> None:
         queued = await replica.submit(2, prompt(2, 8), 5, deadline_ms=300)
         begin = time.monotonic()
         for told in (decoding, prefilling, queued):
-            await told.wait(2)
+            await told.wait()
             assert told.failure is not None
             assert told.failure.code == Code.DEADLINE_EXCEEDED
-        assert 0.3 <= time.monotonic() - begin < 1.5
+        assert time.monotonic() - begin >= 0.3
+        in_time(time.monotonic() - begin, 1.5)
         assert decoding.ids == right(prompt(0, 8), 900)[: len(decoding.ids)] != []
         assert stack.service.core.load().used_blocks == 0
         assert all(list(new.prompt) != prompt(2, 8) for plan in worker.plans for new in plan.new_sequences)
         await worker.stop()
         alone = await replica.submit(3, prompt(3), 5, deadline_ms=200)
-        await alone.wait(1)
+        await alone.wait()
         assert alone.failure is not None
         assert alone.failure.code == Code.DEADLINE_EXCEEDED
         await replica.close()
@@ -102,7 +104,7 @@ async def test_a_drain_finishes_what_runs_and_refuses_the_rest() -> None:
             reply = await stub.Drain(control_pb2.DrainRequest())  # type: ignore[misc]
             assert reply.running == 4
         late = await replica.submit(50, prompt(50), 5)
-        await late.wait(2)
+        await late.wait()
         assert late.failure is not None
         assert late.failure.code == Code.UNAVAILABLE
         for i, answer in enumerate(told):
@@ -168,7 +170,7 @@ async def test_a_fault_in_the_accounts_ends_the_process() -> None:
         await told.wait()
         (worker,) = stack.service.core.state.workers.values()
         worker.cache.pool._free.pop()
-        await eventually(lambda: stack.service.host._exit_code == 1, 5)
+        await eventually(lambda: stack.service.host._exit_code == 1)
         await replica.close()
 
 
@@ -181,8 +183,10 @@ async def test_sigterm_lets_streams_finish_and_exits_0(tmp_path: Path) -> None:
         told = [await replica.submit(i, prompt(i), 40) for i in range(10)]
         await told[0].wait_ids(3)
         process.stop()
-        await asyncio.sleep(0.2)
-        assert await readiness(process.address) == NOT_SERVING
+        async with asyncio.timeout(30):
+            while await readiness(process.address) != NOT_SERVING:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert not any(answer.finished for answer in told)
         for i, answer in enumerate(told):
             await answer.wait()
             assert answer.ids == right(prompt(i), 40)
@@ -226,7 +230,7 @@ async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
         used = f"127.0.0.1:{taken.getsockname()[1]}"
         for flags in (("--model", "/nowhere/at/all"), ("--block-size", "8"), ("--listen", used)):
             process = SchedulerProcess(tmp_path / "log", *flags)
-            assert await process.wait(20) != 0
+            assert await process.wait(60) != 0
             assert flags[1] in process.log.read_text()
 
 
@@ -260,7 +264,7 @@ async def test_memory_is_flat_and_idle_costs_nothing(tmp_path: Path) -> None:
         await asyncio.sleep(3)
         later = psutil.Process(process.child.pid).cpu_times()
         used = (later.user + later.system) - (cpu.user + cpu.system)
-        assert used / 3 < 0.02
+        in_time(used / 3, 0.02, "a second of rest")
         await replica.close()
     finally:
         process.stop()

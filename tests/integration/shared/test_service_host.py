@@ -22,6 +22,7 @@ from hundredfold.rpc import RequestError, ServiceHost
 from hundredfold.v1 import control_pb2
 from support.echo_host import MIB, NAMES, NOT_SERVING, SERVING, Running, eventually, running
 from support.echo_service import EchoSettings, build
+from support.pace import in_time
 
 
 async def test_health_follows_readiness_and_liveness_does_not() -> None:
@@ -92,9 +93,9 @@ async def test_drain_finishes_streams_and_refuses_the_rest() -> None:
             rest = [answer.delta.text async for answer in reader]
             assert rest == ["1", "2", "3", "4", "5"]
             assert await stream.code() is grpc.StatusCode.OK
-        assert await asyncio.wait_for(service.task, 5) == 0
+        assert await asyncio.wait_for(service.task, 30) == 0
         # The neighbour's stream, which never ends by itself, did not hold the drain open.
-        assert time.monotonic() - started < 3
+        in_time(time.monotonic() - started, 3)
         assert service.host.drained.is_set()
         assert await attached.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
 
@@ -105,8 +106,9 @@ async def test_when_the_grace_is_over_the_rest_is_cancelled() -> None:
         await stream.read()
         started = time.monotonic()
         service.host.request_stop()
-        assert await asyncio.wait_for(service.task, 5) == 0
-        assert 0.25 < time.monotonic() - started < 2
+        assert await asyncio.wait_for(service.task, 30) == 0
+        assert time.monotonic() - started > 0.25
+        in_time(time.monotonic() - started, 2)
         with pytest.raises(grpc.aio.AioRpcError) as cut:
             await stream.read()
         error = RequestError.from_rpc(cut.value)
@@ -125,7 +127,7 @@ async def test_a_later_stop_may_shorten_the_grace() -> None:
         service.host.request_stop()
         await asyncio.sleep(0.1)
         service.host.request_stop(0.1)
-        assert await asyncio.wait_for(service.task, 5) == 0
+        assert await asyncio.wait_for(service.task, 30) == 0
 
 
 async def test_drain_by_call() -> None:
@@ -142,7 +144,7 @@ async def test_drain_by_call() -> None:
         answer = await service.control.Drain(control_pb2.DrainRequest())
         assert answer.running == 1
         assert len([answer async for answer in reader]) == 2
-        assert await asyncio.wait_for(service.task, 5) == 0
+        assert await asyncio.wait_for(service.task, 30) == 0
 
 
 async def test_a_failure_ends_the_service_with_a_bad_code() -> None:
@@ -150,7 +152,7 @@ async def test_a_failure_ends_the_service_with_a_bad_code() -> None:
         stream = service.stream("hang")
         await stream.read()
         service.host.fail("the device is gone")
-        assert await asyncio.wait_for(service.task, 5) == 1
+        assert await asyncio.wait_for(service.task, 30) == 1
 
 
 async def test_cancelling_run_stops_the_server() -> None:
@@ -207,7 +209,7 @@ async def test_a_start_that_cannot_be_says_why(
         }[obstacle]
         host, _ = build(EchoSettings.model_validate(settings), install_signals=False)
         with caplog.at_level(logging.ERROR):
-            assert await asyncio.wait_for(host.run(), 5) == 1
+            assert await asyncio.wait_for(host.run(), 30) == 1
     assert said in str(caplog.records[-1].__dict__["hundredfold_values"]["reason"])
     assert (tmp_path / "file").read_text() == "precious"
 
@@ -215,7 +217,7 @@ async def test_a_start_that_cannot_be_says_why(
 async def test_a_stop_before_the_start_ends_it_at_once() -> None:
     host, _ = build(EchoSettings(), install_signals=False)
     host.request_stop()
-    assert await asyncio.wait_for(host.run(), 5) == 0
+    assert await asyncio.wait_for(host.run(), 30) == 0
 
 
 def test_the_host_runs_on_another_thread_and_is_stopped_from_this_one() -> None:
@@ -234,9 +236,9 @@ def test_the_host_runs_on_another_thread_and_is_stopped_from_this_one() -> None:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    assert made.wait(5)
+    assert made.wait(30)
     host = hosts[0]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not host.started.is_set():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -62,7 +62,7 @@ def test_a_signal_drains_and_the_exit_code_is_0(number: signal.Signals) -> None:
         child.send_signal(number)
         child.send_signal(number)  # the same one again, as a terminal and a supervisor send it
         assert [answer.delta.text for answer in stream] == ["1", "2", "3"]
-        assert child.wait(10) == 0
+        assert child.wait(30) == 0
 
 
 def test_a_second_signal_leaves_at_once() -> None:
@@ -75,7 +75,7 @@ def test_a_second_signal_leaves_at_once() -> None:
         time.sleep(0.7)
         assert child.poll() is None
         child.terminate()
-        assert child.wait(2) == 128 + signal.SIGTERM
+        assert child.wait(30) == 128 + signal.SIGTERM
 
 
 def test_the_grace_is_a_setting() -> None:
@@ -90,7 +90,7 @@ def test_the_grace_is_a_setting() -> None:
                 next(stream)
             assert isinstance(caught.value, grpc.Call)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert child.wait(10) == 0
+        assert child.wait(30) == 0
 
 
 def test_killed_and_restarted_on_the_same_socket(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_killed_and_restarted_on_the_same_socket(tmp_path: Path) -> None:
         with process("--listen", address) as child:
             wait_ready(address)
             child.kill()
-            child.wait(10)
+            child.wait(30)
         assert (tmp_path / "echo.sock").is_socket()
 
 
@@ -174,7 +174,7 @@ def test_spans_carry_the_callers_trace_and_link_both_ways() -> None:
             assert inner != PARENT  # our own span is the parent of what comes behind
             once(address, "steps", PARENT)
             child.terminate()
-            assert child.wait(15) == 0
+            assert child.wait(30) == 0
     finally:
         server.stop(None)
     assert collector.services == {"hundredfold-echo"}

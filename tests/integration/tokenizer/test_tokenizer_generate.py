@@ -185,7 +185,7 @@ async def test_open_streams_do_not_keep_others_out(bpe_directory: Path) -> None:
         open_calls = [door.generation.Generate(request("hello", max_tokens=9)) for _ in range(300)]
         open_calls += [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(50)]
         await asyncio.gather(*(call.read() for call in open_calls))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert len((await once(door, request("hello", max_tokens=3))).choices[0].content.token_ids) == 3
         for call in open_calls:
             call.cancel()

@@ -21,6 +21,7 @@ from hundredfold.internal.v1 import worker_pb2, worker_pb2_grpc
 from hundredfold.v1 import control_pb2, control_pb2_grpc
 from hundredfold_worker.settings import WorkerSettings
 from hundredfold_worker.startup import open_registries, start
+from support.pace import in_time
 from support.plan_client import PlanClient, params
 from support.ports import free_port
 
@@ -123,10 +124,10 @@ def test_life_of_a_worker(run_worker, tiny_checkpoint: str) -> None:
     process = psutil.Process(worker.child.pid)
     before = sum(process.cpu_times()[:2])
     time.sleep(3)
-    assert sum(process.cpu_times()[:2]) - before < 0.02 * 3 + 0.02
+    in_time(sum(process.cpu_times()[:2]) - before, 0.02 * 3 + 0.02, "rest")
 
     worker.child.send_signal(signal.SIGTERM)
-    assert worker.child.wait(15) == 0
+    assert worker.child.wait(60) == 0
 
 
 async def test_a_drain_lets_sequences_finish(run_worker, tiny_checkpoint: str) -> None:
@@ -141,7 +142,7 @@ async def test_a_drain_lets_sequences_finish(run_worker, tiny_checkpoint: str) -
         await client.send(client.make_plan())
         await client.receive()
         os.kill(worker.child.pid, signal.SIGTERM)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while worker.readiness() == health_pb2.HealthCheckResponse.SERVING:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         with pytest.raises(grpc.aio.AioRpcError, match="draining"):
@@ -183,7 +184,7 @@ async def test_a_killed_scheduler_is_noticed_at_once(
     assert await victim.stdout.readline() == b"running\n"
     victim.kill()
     await victim.wait()
-    deadline = time.monotonic() + 1
+    began = time.monotonic()
     while True:
         async with PlanClient(worker.address) as client:
             try:
@@ -191,9 +192,10 @@ async def test_a_killed_scheduler_is_noticed_at_once(
                 break
             except grpc.aio.AioRpcError as error:
                 refused = error.code() is grpc.StatusCode.FAILED_PRECONDITION
-                if not refused or time.monotonic() > deadline:
+                if not refused or time.monotonic() > began + 30:
                     raise
                 await asyncio.sleep(0.05)
+    in_time(time.monotonic() - began, 1)
     assert (await asyncio.to_thread(worker.wait_info)).incarnation == info.incarnation
 
 
@@ -232,7 +234,7 @@ def test_a_port_in_use(run_worker, tiny_checkpoint: str) -> None:
     first = run_worker(model=tiny_checkpoint)
     first.wait_info(ready=False)
     second = run_worker(model=tiny_checkpoint, listen=first.address)
-    assert second.child.wait(20) == 1
+    assert second.child.wait(60) == 1
     assert "cannot start" in second.log
 
 
@@ -240,4 +242,4 @@ def test_a_signal_while_it_loads(run_worker, tiny_checkpoint: str) -> None:
     worker = run_worker(model=tiny_checkpoint)
     worker.wait_info(ready=False)
     worker.child.send_signal(signal.SIGTERM)
-    assert worker.child.wait(15) == 0
+    assert worker.child.wait(60) == 0

@@ -59,7 +59,7 @@ async def test_sending_waits_for_no_answer():
             release.set()
         await release.wait()
 
-    await asyncio.wait_for(dispatch(list(enumerate([0.0, 1.0, 2.0, 3.0, 4.0])), clock, send), 5)
+    await asyncio.wait_for(dispatch(list(enumerate([0.0, 1.0, 2.0, 3.0, 4.0])), clock, send), 30)
     assert started == [0, 1, 2, 3, 4]
 
 

@@ -71,7 +71,7 @@ def stream(
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110  # the source has no event for it
             await asyncio.sleep(0)
 
@@ -87,7 +87,7 @@ async def test_nothing_is_read_ahead_of_a_reader_that_stops():
         await asyncio.sleep(0)
     assert source.taken <= sent + 2
     client.gone.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 30)
     assert source.closed
 
 
@@ -100,7 +100,7 @@ async def test_all_that_is_held_is_let_go_when_the_client_leaves():
     await until(lambda: client.frames)
     assert not freed
     client.gone.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 30)
     assert (source.closed, freed) == (True, [True])
     assert "[DONE]" not in client.frames
 
@@ -126,7 +126,7 @@ async def test_a_cut_ends_readers_and_those_who_do_not_read(reads: bool):
     if not reads:
         client.reads.clear()
     cut.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 30)
     assert source.closed
     assert (json.loads(client.frames[-1]).get("error", {}).get("code") == "unavailable") is reads
 
@@ -163,7 +163,7 @@ async def test_any_end_of_one_stream_reaches_the_reader_and_ends_the_others(erro
             seen.append(event)  # noqa: PERF401  # what came before the error
 
     with pytest.raises(type(error)):
-        await asyncio.wait_for(read(), 5)
+        await asyncio.wait_for(read(), 30)
     assert [event for event in seen if event[0] == 1] == [(1, 1), (1, 2)]
     assert all(stream.closed for stream in streams)
 

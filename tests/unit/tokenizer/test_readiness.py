@@ -25,17 +25,17 @@ async def test_ready_only_with_scheduler_and_worker() -> None:
 
 async def test_a_loss_is_borne_for_the_grace() -> None:
     told: list[tuple[bool, str]] = []
-    readiness = Readiness(lambda ready, reason: told.append((ready, reason)), 0.1, "host:1")
+    readiness = Readiness(lambda ready, reason: told.append((ready, reason)), 0.5, "host:1")
     readiness.follow(READY)
     readiness.follow(NO_WORKER)
     readiness.follow(AWAY)
     await asyncio.sleep(0.03)
     readiness.follow(READY)
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.6)
     assert [ready for ready, _ in told] == [True, True]
     readiness.follow(AWAY)
     readiness.follow(NO_WORKER)
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.6)
     assert told[-1] == (False, "the scheduler has no worker that is ready")
 
 

@@ -57,7 +57,7 @@ async def loop(make_driver) -> AsyncIterator[Loop]:
 
 
 async def answer(session: Session) -> StepResult:
-    return await asyncio.wait_for(session.next_answer(), 5)
+    return await asyncio.wait_for(session.next_answer(), 30)
 
 
 async def test_answers_come_in_order(loop: Loop) -> None:
@@ -69,13 +69,13 @@ async def test_answers_come_in_order(loop: Loop) -> None:
 
 
 async def test_plans_of_the_dead_are_not_computed(loop: Loop) -> None:
-    gate = threading.Event()
+    computing, gate = threading.Event(), threading.Event()
     model = loop.driver.engine._runner._model
-    model.tamper = lambda ids, logits: gate.wait(5)
+    model.tamper = lambda ids, logits: (computing.set(), gate.wait(30))
     first = loop.session()
     for _ in range(2):
         first.plan(loop.plan([1, 2, 3]), {})
-    await asyncio.sleep(0.05)
+    assert await asyncio.to_thread(computing.wait, 30)
     first.close()
     second = loop.session()
     second.plan(loop.plan([4, 5]), {})
@@ -124,12 +124,12 @@ async def test_a_lost_device_ends_the_loop_and_tells_the_session(loop: Loop) -> 
 async def test_a_session_takes_a_few_plans_ahead(loop: Loop) -> None:
     session = loop.session()
     for _ in range(MAX_PLANS_QUEUED):
-        await asyncio.wait_for(session.room(), 1)
+        await asyncio.wait_for(session.room(), 30)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(session.room(), 0.05)
     session.plan(loop.plan([1]), {})
     await answer(session)
-    await asyncio.wait_for(session.room(), 1)
+    await asyncio.wait_for(session.room(), 30)
 
 
 async def test_a_step_is_traced_to_its_requests(loop: Loop) -> None:
