@@ -37,6 +37,7 @@ COMMANDS = {
     "plugins": Known("List plugins: what loaded, what failed and why.", "hundredfold.cli.plugins"),
     "models": Known("Fetch and list models.", "hundredfold.cli.models"),
     "bench": Known("Measure speed.", "hundredfold.cli.bench"),
+    "estimate": Known("Tell what a model needs and gives, without loading it."),
     "quality": Known("Compare what two ways of serving a model say."),
 }
 """Told apart from the modules so that `hundredfold --help` imports none of them."""

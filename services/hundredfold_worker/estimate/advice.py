@@ -1,0 +1,137 @@
+"""What helps when memory is short: each remedy alone, the cheapest for the user first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from hundredfold_worker.estimate.fit import Fit, Load, fit
+from hundredfold_worker.estimate.formats import Chooser, at_load
+from hundredfold_worker.estimate.forms import Form, Kind
+from hundredfold_worker.estimate.machine import Machine
+from hundredfold_worker.estimate.parts import Outline, Part, Role
+from hundredfold_worker.estimate.resident import CACHE, Layout
+
+INT4 = Form("int4 g64", Kind.GROUPED, 4, 64, 16)
+_SHORTER_CACHES = ("int8",)
+_LEAST_LENGTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One change."""
+
+    setting: str
+    """As it is told to the worker."""
+    frees: int
+    """Bytes, with the sequences that are wanted."""
+    enough: bool
+    """Whether everything wanted fits then."""
+    sequences: int
+    """Of the longest that fit then; of the new longest where that is what changes."""
+    costs: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is to be helped."""
+
+    outline: Outline
+    forms: Chooser
+    kept: Layout
+    machine: Machine
+    load: Load
+    now: Fit
+
+    @property
+    def wanted(self) -> int:
+        """Sequences at once: as asked, else what fits, at least one."""
+        return self.load.concurrency or max(1, min(self.now.sequences, self.load.max_num_seqs))
+
+    @property
+    def needs(self) -> int:
+        """Bytes in total for them."""
+        return self.now.needs(self.wanted)
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room."""
+        return self.needs <= self.now.budget
+
+
+def remedies(case: Case) -> tuple[Remedy, ...]:
+    """Everything that frees something, in the order in which to try it."""
+    found = [*_cache(case), *_length(case), *_sequences(case), *_weights(case), *_share(case)]
+    return tuple(remedy for remedy in found if remedy.frees > 0)
+
+
+def _remedy(case: Case, setting: str, then: Fit, wanted: int, costs: str) -> Remedy:
+    needs = then.needs(wanted)
+    return Remedy(setting, case.needs - needs, needs <= then.budget, then.sequences, costs)
+
+
+def _cache(case: Case) -> Iterator[Remedy]:
+    own = case.load.encoding
+    for name in _SHORTER_CACHES:
+        if CACHE[name].bits < CACHE[own].bits:
+            load = replace(case.load, encoding=name)
+            then = _again(case, load=load)
+            yield _remedy(
+                case, f"--kv-cache-dtype {name}", then, case.wanted, "some tenths of a percent of perplexity"
+            )
+
+
+def _length(case: Case) -> Iterator[Remedy]:
+    load, now = case.load, case.now
+    fitting = now.length(case.wanted)
+    wanted = fitting if not case.fits else load.max_model_len // 2
+    length = max(_LEAST_LENGTH, wanted // load.block_size * load.block_size)
+    if length < load.max_model_len:
+        then = _again(case, load=replace(load, max_model_len=length))
+        yield _remedy(case, f"--max-model-len {length}", then, case.wanted, "longer prompts are refused")
+
+
+def _sequences(case: Case) -> Iterator[Remedy]:
+    fewer = case.now.sequences if not case.fits else case.wanted // 2
+    if 1 <= fewer < case.wanted:
+        load = replace(case.load, max_num_seqs=min(fewer, case.load.max_num_seqs))
+        then = _again(case, load=load)
+        yield _remedy(case, f"--max-num-seqs {fewer}", then, fewer, "the others wait in the queue")
+
+
+def _weights(case: Case) -> Iterator[Remedy]:
+    linear = [part for part in case.outline.parts if part.role is not Role.EMBEDDING]
+    widest = max((_bits(case, part) for part in linear), default=0)
+    if widest > 10 and case.kept.keeps_integers:
+        then = _again(case, forms=at_load("int8", (), case.forms))
+        yield _remedy(case, "--quantization int8", then, case.wanted, "about 1 % of perplexity")
+    if widest > 6 and case.kept.keeps_integers:
+
+        def four(part: Part) -> Form:
+            linear_part = part.role is Role.LINEAR
+            return INT4 if linear_part and _bits(case, part) > 6 else case.forms(part)
+
+        then = _again(case, forms=four)
+        yield _remedy(case, "hundredfold quantize --bits 4", then, case.wanted, "some percent of perplexity")
+
+
+def _share(case: Case) -> Iterator[Remedy]:
+    share = 0.9 if case.machine.device == "cpu" else 0.95
+    if case.machine.utilization < share:
+        then = replace(case.now, budget=int(case.machine.total * share))
+        yield Remedy(
+            f"--memory-utilization {share:g}",
+            then.budget - case.now.budget,
+            case.needs <= then.budget,
+            then.sequences,
+            "less for others on the machine",
+        )
+
+
+def _bits(case: Case, part: Part) -> float:
+    """Bits of a weight in memory."""
+    return 8 * case.kept.part(part, case.forms(part), tied=False) / max(1, part.count)
+
+
+def _again(case: Case, load: Load | None = None, forms: Chooser | None = None) -> Fit:
+    return fit(case.outline, forms or case.forms, case.kept, case.machine, load or case.load)
