@@ -13,6 +13,7 @@ from hundredfold.plugin import (
     BlockHadamard,
     CanonicalWeight,
     ChannelInt8Weight,
+    Codebook4Weight,
     DenseWeight,
     GroupedIntWeight,
 )
@@ -21,6 +22,8 @@ from hundredfold.plugin import (
 def join_rows(weights: Sequence[CanonicalWeight]) -> CanonicalWeight | None:
     """One weight with the rows of all, so that one product computes all; ``None`` where formats differ."""
     first = weights[0]
+    if isinstance(first, Codebook4Weight):
+        return _join_codebook(first, weights)
     if not isinstance(first, (DenseWeight, GroupedIntWeight, ChannelInt8Weight)):
         return None
     if any(not isinstance(weight.transform, BlockHadamard | None) for weight in weights):
@@ -33,6 +36,22 @@ def join_rows(weights: Sequence[CanonicalWeight]) -> CanonicalWeight | None:
         if isinstance(getattr(first, field.name), Tensor)
     }
     return replace(first, **joined)
+
+
+def _join_codebook(first: Codebook4Weight, weights: Sequence[CanonicalWeight]) -> CanonicalWeight | None:
+    """The same where all share a codebook; groups run over the flattened matrix and have to end with it."""
+    parts = [weight for weight in weights if isinstance(weight, Codebook4Weight)]
+    alike = len(parts) == len(weights) and all(
+        _format(part) == _format(first)
+        and part.transform is None
+        and part.codes.numel() % part.group_size == 0
+        and torch.equal(part.codebook, first.codebook)
+        for part in parts
+    )
+    if not alike:
+        return None
+    codes, scales = (torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "scales"))
+    return replace(first, codes=codes, scales=scales)
 
 
 def to_device(weight: CanonicalWeight, device: torch.device) -> CanonicalWeight:

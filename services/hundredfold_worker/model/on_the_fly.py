@@ -73,7 +73,12 @@ class OnTheFly:
         return check_weight(self.guard, plugin, what, layer, made)
 
     def selection(self, checkpoint_format: Selection) -> Selection:
-        """What was done, once every layer is built."""
+        """What was done, once every layer is built. Raises ``ModelLoadError`` when it was nothing."""
+        if not self.quantized and self.refused:
+            name, reasons = next(iter(self.refused.items()))
+            raise ModelLoadError(
+                f"quantization '{self.quantizer.name}' refuses every layer; '{name}': {', '.join(reasons)}"
+            )
         said = f"asked for; {self.quantized} linear layers quantized at load"
         if self.dequantized:
             said += f", {self.dequantized} of them from {checkpoint_format.chosen} weights dequantized first"
@@ -103,9 +108,14 @@ def choose_on_the_fly(
         quantizer = registry.get(asked)
     except PluginError as error:
         raise ModelLoadError(str(error)) from error
+    guard = Guard(registry)
+    ask = getattr(quantizer, "unavailable", None)
+    lacking = [] if ask is None else guard.call(quantizer, "unavailable()", ask)
+    if lacking:
+        raise ModelLoadError(f"quantization '{asked}' cannot be used: {'; '.join(map(str, lacking))}")
     aliases = common_names(names)
     excepted = _matching(options.quantization_exclude, aliases)
-    return OnTheFly(quantizer, Guard(registry), excepted, aliases)
+    return OnTheFly(quantizer, guard, excepted, aliases)
 
 
 def common_names(names: ParameterNames) -> dict[str, tuple[str, ...]]:

@@ -46,7 +46,7 @@ def dequantize(weight: CanonicalWeight, dtype: torch.dtype) -> Tensor:
         case Float8Weight():
             return _float8(weight).to(dtype)
         case Codebook4Weight():
-            return _codebook4(weight).to(dtype)
+            return _codebook4_in_pieces(weight, dtype)
 
 
 def transform_input(x: Tensor, transform: InputTransform | None) -> Tensor:
@@ -129,7 +129,14 @@ def _float8(weight: Float8Weight) -> Tensor:
     return codes * _over_columns(scales, columns, codes.shape[1])
 
 
-def _codebook4(weight: Codebook4Weight) -> Tensor:
-    values = weight.codebook.float()[weight.codes.long()].flatten()
-    scales = weight.scales.float().repeat_interleave(weight.group_size)[: values.numel()]
-    return (values * scales).view(weight.codes.shape)
+def _codebook4_in_pieces(weight: Codebook4Weight, dtype: torch.dtype) -> Tensor:
+    """Some groups at a time: looking codes up takes eight bytes for each of them."""
+    codes, group = weight.codes.flatten(), weight.group_size
+    matrix = weight.scales.new_empty(codes.shape, dtype=dtype)
+    groups = max(1, PIECE // group)
+    for first in range(0, len(weight.scales), groups):
+        piece = slice(first * group, (first + groups) * group)
+        values = weight.codebook.float()[codes[piece].long()]
+        scales = weight.scales[first : first + groups].float().repeat_interleave(group)
+        matrix[piece] = values * scales[: len(values)]
+    return matrix.view(weight.codes.shape)

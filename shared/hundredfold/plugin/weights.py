@@ -98,8 +98,8 @@ class Float8Weight:
 class Codebook4Weight:
     """4-bit indices into 16 values (nf4, fp4).
 
-    ``codes`` is uint8[N, K] below 16, ``codebook`` float32[16], ``scales`` float32[N * K / group_size]
-    over the flattened matrix.
+    ``codes`` is uint8[N, K] below 16, ``codebook`` float32[16], ``scales``
+    float32[ceil(N * K / group_size)] over the flattened matrix: groups cross rows, the last may be short.
     """
 
     codes: Tensor

@@ -11,6 +11,7 @@ from hundredfold.plugin import (
     BlockHadamard,
     CanonicalWeight,
     ChannelInt8Weight,
+    Codebook4Weight,
     DenseWeight,
     Float8Weight,
     GroupedIntWeight,
@@ -39,7 +40,12 @@ def int8(rows: int) -> ChannelInt8Weight:
     return ChannelInt8Weight(torch.randint(-127, 128, (rows, K), dtype=torch.int8), torch.rand(rows))
 
 
-@pytest.mark.parametrize("make", [lambda n: DenseWeight(torch.randn(n, K)), grouped, int8])
+def codebook4(rows: int, group: int = 8) -> Codebook4Weight:
+    codes = torch.randint(0, 16, (rows, K), dtype=torch.uint8)
+    return Codebook4Weight(codes, torch.linspace(-1, 1, 16), torch.rand(-(-rows * K // group)), group)
+
+
+@pytest.mark.parametrize("make", [lambda n: DenseWeight(torch.randn(n, K)), grouped, int8, codebook4])
 def test_rows_of_one_format_are_joined(make: object) -> None:
     weights: list[CanonicalWeight] = [make(n) for n in (3, 5, 2)]  # type: ignore[operator]
     joined = join_rows(weights)

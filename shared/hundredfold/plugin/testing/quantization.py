@@ -136,7 +136,7 @@ def check_weight(weight: CanonicalWeight, shape: tuple[int, int], case: str = "w
         require(weight.codes.dtype.itemsize == 1, f"{case}: codes are {weight.codes.dtype}")
     elif isinstance(weight, Codebook4Weight):
         _check_scales(weight.codebook, (16,), torch.float32, case)
-        _check_scales(weight.scales, (rows * columns // weight.group_size,), torch.float32, case)
+        _check_scales(weight.scales, (-(-rows * columns // weight.group_size),), torch.float32, case)
         require(weight.codes.dtype == torch.uint8, f"{case}: codes are {weight.codes.dtype}, wanted is uint8")
         require(int(weight.codes.max()) < 16, f"{case}: codes reach {int(weight.codes.max())}, limit is 15")
     else:

@@ -1,0 +1,1 @@
+"""bitsandbytes checkpoints as canonical weights, and its quantization while a model loads."""

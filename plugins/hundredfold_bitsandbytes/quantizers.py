@@ -1,0 +1,79 @@
+"""Dense matrices quantized by the bitsandbytes library while a model loads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hundredfold.plugin import (
+    API_VERSION,
+    Activations,
+    CanonicalWeight,
+    ChannelInt8Weight,
+    Codebook4Weight,
+    LayerRequest,
+    Reasons,
+)
+from hundredfold_bitsandbytes.codebooks import CODEBOOKS
+from hundredfold_bitsandbytes.four_bit import unpack
+from hundredfold_bitsandbytes.int8 import LARGEST_CODE
+from hundredfold_bitsandbytes.library import functional, missing
+
+BLOCK = 64
+"""Numbers that share a scale, as transformers takes it."""
+
+
+class Nf4:
+    """4-bit nf4 in blocks of 64, as transformers quantizes with bitsandbytes."""
+
+    name = "bitsandbytes-nf4"
+    api_version = API_VERSION
+    activations = Activations.FLOAT
+
+    def unavailable(self) -> Reasons:
+        """The library, when it is not installed."""
+        return missing()
+
+    def refuses(self, layer: LayerRequest) -> Reasons:
+        """Takes layers whose rows are whole blocks, so that a row does not depend on its neighbour."""
+        reasons = missing()
+        if layer.shape[1] % BLOCK:
+            reasons.append(f"{layer.shape[1]} columns are no multiple of the block of {BLOCK}")
+        return reasons
+
+    def quantize(self, layer: LayerRequest, matrix: Tensor) -> CanonicalWeight:
+        """Raises ``ValueError`` when a number is not finite, or the library cannot be used."""
+        packed, state = functional().quantize_4bit(
+            matrix.contiguous(), blocksize=BLOCK, compress_statistics=False, quant_type="nf4"
+        )
+        scales = state.absmax.float()
+        _require_finite(layer, scales)
+        codebook = torch.tensor(CODEBOOKS["nf4"], device=matrix.device)
+        return Codebook4Weight(unpack(packed.flatten(), layer.shape), codebook, scales, BLOCK)
+
+
+class Int8:
+    """int8 by output channel, as transformers quantizes with bitsandbytes; inputs stay floats."""
+
+    name = "bitsandbytes-int8"
+    api_version = API_VERSION
+    activations = Activations.FLOAT
+
+    def unavailable(self) -> Reasons:
+        """The library, when it is not installed."""
+        return missing()
+
+    def refuses(self, layer: LayerRequest) -> Reasons:
+        """Takes every layer."""
+        return missing()
+
+    def quantize(self, layer: LayerRequest, matrix: Tensor) -> CanonicalWeight:
+        """Raises ``ValueError`` when a number is not finite in float16, or the library cannot be used."""
+        codes, largest, _ = functional().int8_vectorwise_quant(matrix.to(torch.float16))
+        _require_finite(layer, largest)
+        return ChannelInt8Weight(codes, largest.float() / LARGEST_CODE)
+
+
+def _require_finite(layer: LayerRequest, scales: Tensor) -> None:
+    if not bool(torch.isfinite(scales).all()):
+        raise ValueError(f"layer '{layer.name}': weights are not finite")
