@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -26,7 +27,6 @@ from hundredfold.plugin import (
     Linear,
     LinearSpec,
     NothingFits,
-    QuantizationMethod,
     QuantizationPlugin,
     Reasons,
     Refused,
@@ -38,6 +38,7 @@ from hundredfold.plugin.registry import PluginError, Registry
 from hundredfold_worker.model.activations import ActivationsPolicy
 from hundredfold_worker.model.canonical import to_device
 from hundredfold_worker.model.errors import ModelLoadError
+from hundredfold_worker.model.formats import InstalledFormats
 from hundredfold_worker.model.guards import Guard, GuardedMethod
 from hundredfold_worker.model.loaded import Selection
 
@@ -54,19 +55,27 @@ PREFERRED_ENCODING = {
 
 def choose_quantization(
     registries: Mapping[str, Registry], info: CheckpointInfo, asked: str
-) -> tuple[QuantizationMethod, Selection]:
+) -> tuple[GuardedMethod, Selection]:
     """The checkpoint's own format decides. Raises ``ModelLoadError``."""
+
+    registry = registries["hundredfold.quantization"]
+    info = replace(info, formats=InstalledFormats(registry))
 
     def ask(plugin: QuantizationPlugin) -> Reasons:
         return plugin.refuses(info)
 
-    choice = _choose("quantization", registries["hundredfold.quantization"], asked, ask)
-    guard = Guard(registries["hundredfold.quantization"])
+    choice = _choose("quantization", registry, asked, ask)
+    guard = Guard(registry)
     try:
         method = guard.call(choice.value, "bind()", lambda: choice.value.bind(info), expected=(ValueError,))
     except ValueError as error:
         raise ModelLoadError(f"quantization '{choice.name}': {error}") from error
     return GuardedMethod(guard, choice.value, method), _selection("quantization", choice)
+
+
+def with_remarks(selection: Selection, method: GuardedMethod) -> Selection:
+    """The choice of a format with what the format has to tell, once every layer is loaded."""
+    return replace(selection, reason="; ".join((selection.reason, *method.remarks)))
 
 
 def choose_kv_cache(

@@ -34,6 +34,7 @@ from hundredfold.plugin.kernels import Activations, KernelPlugin, Linear, Linear
 from hundredfold.plugin.kv_cache import Encoding, KVCachePlugin, KVCacheSpec, ScalePolicy
 from hundredfold.plugin.quantization import (
     CheckpointInfo,
+    Formats,
     LayerRequest,
     QuantizationMethod,
     QuantizationPlugin,
@@ -102,6 +103,7 @@ __all__ = [
     "ElementwiseSpec",
     "Encoding",
     "Float8Weight",
+    "Formats",
     "GroupedIntWeight",
     "InputTransform",
     "KVCachePlugin",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hundredfold.plugin.reasons import Reasons
@@ -40,6 +40,13 @@ class TensorSource(Protocol):
         """One unquantized tensor in its stored float or integer type."""
 
 
+class Formats(Protocol):
+    """Every format that may be used, for one that hands layers on to others."""
+
+    def bind(self, part: CheckpointInfo) -> QuantizationMethod:
+        """The method of the format whose own ``part`` is. Raises ``ValueError`` with everybody's reasons."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
     """What a format may look at before it says that a checkpoint is its own."""
@@ -48,6 +55,8 @@ class CheckpointInfo:
     """``safetensors`` or ``gguf``."""
     quantization_config: Mapping[str, Any] | None
     """The checkpoint's own section, wherever it stood; ``None`` when there is none."""
+    formats: Formats | None = field(default=None, compare=False, repr=False)
+    """The other formats; ``None`` where nobody can be asked, as for a part that was handed on already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,11 @@ class LayerRequest:
 
 
 class QuantizationMethod(Protocol):
-    """A format bound to one checkpoint."""
+    """A format bound to one checkpoint.
+
+    One that does not do to the letter what a checkpoint says, or has more to tell of it, has an attribute
+    ``remarks``, a tuple of short texts. It is read when every layer is loaded, and shown to users.
+    """
 
     def covers(self, layer: LayerRequest) -> bool:
         """Whether this method reads the layer; otherwise it is read as a dense tensor."""

@@ -1,0 +1,1 @@
+"""Checkpoints whose layers are of several formats."""
