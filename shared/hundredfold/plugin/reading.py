@@ -55,3 +55,20 @@ def read_tensor(
         raise ValueError(
             f"layer '{layer.name}': tensor '{stored.name}' of type {stored.encoding} cannot be read: {error}"
         ) from error
+
+
+def read_scales(
+    layer: LayerRequest,
+    tensors: TensorSource,
+    part: str,
+    *,
+    shape: Sequence[int],
+    encodings: Sequence[str] = FLOATS,
+) -> Tensor:
+    """Scales in their stored type. Raises ``ValueError`` as ``read_tensor``, and where one is not finite."""
+    scales = read_tensor(layer, tensors, part, shape=shape, encodings=encodings)
+    if not bool(scales.double().isfinite().all()):
+        raise ValueError(
+            f"layer '{layer.name}': tensor '{layer.name}.{part}' holds numbers that are not finite"
+        )
+    return scales

@@ -1,0 +1,1 @@
+"""AWQ weights as canonical weights."""

@@ -1,0 +1,1 @@
+"""GPTQ weights as canonical weights."""

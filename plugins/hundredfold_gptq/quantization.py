@@ -1,0 +1,144 @@
+"""GPTQ layers as grouped integers. Layout: https://github.com/AutoGPTQ/AutoGPTQ and https://github.com/ModelCloud/GPTQModel
+
+``qweight`` holds the codes of an output feature as a run of bits down its column of words, ``qzeros`` the
+zero points of a group along its row, ``scales`` a float for each group and output feature, ``g_idx`` the
+group of each input feature: ``w[n, k] = scales[g_idx[k], n] * (code[n, k] - zero[g_idx[k], n])``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hundredfold.plugin import (
+    API_VERSION,
+    CanonicalWeight,
+    CheckpointInfo,
+    DenseWeight,
+    GroupedIntWeight,
+    LayerRequest,
+    Permute,
+    Reasons,
+    TensorSource,
+    Zero,
+)
+from hundredfold.plugin.bit_stream import unpack
+from hundredfold.plugin.reading import FLOATS, read_scales, read_tensor
+from hundredfold_gptq.config import GptqConfig, LayerFormat, refusals
+
+WORDS = ("I32",)
+WORD = 32
+
+
+class Gptq:
+    """Checkpoints of AutoGPTQ, GPTQModel and of auto-round in their layout."""
+
+    name = "gptq"
+    api_version = API_VERSION
+
+    def refuses(self, checkpoint: CheckpointInfo) -> Reasons:
+        """The section's own words decide."""
+        if checkpoint.container != "safetensors":
+            return [f"reads safetensors, not {checkpoint.container}"]
+        return refusals(checkpoint.quantization_config or {})
+
+    def bind(self, checkpoint: CheckpointInfo) -> GptqMethod:
+        """The method. Raises ``ValueError`` naming the key at fault."""
+        return GptqMethod(GptqConfig.read(checkpoint.quantization_config or {}))
+
+
+class GptqMethod:
+    """One checkpoint's layers. Which of them are quantized, their tensors say."""
+
+    def __init__(self, config: GptqConfig) -> None:
+        self._config = config
+
+    def covers(self, layer: LayerRequest) -> bool:
+        """Every layer that no rule leaves as it was."""
+        return self._config.layers.of(layer.name) is not None
+
+    def load(self, layer: LayerRequest, tensors: TensorSource) -> CanonicalWeight:
+        """The layer, plain where it has no ``qweight``. Raises ``ValueError`` naming layer and tensor."""
+        names = tensors.names()
+        form = self._config.layers.of(layer.name)
+        if f"{layer.name}.qweight" not in names and f"{layer.name}.weight" in names:
+            return DenseWeight(read_tensor(layer, tensors, encodings=FLOATS))
+        if form is None:
+            raise ValueError(
+                f"layer '{layer.name}': a rule leaves it as it was, but its tensors are quantized"
+            )
+        return _load(layer, tensors, form, self._config)
+
+
+def _load(
+    layer: LayerRequest, tensors: TensorSource, form: LayerFormat, config: GptqConfig
+) -> CanonicalWeight:
+    rows, columns = layer.shape
+    group = columns if form.group_size == -1 else min(form.group_size, columns)
+    groups = -(-columns // group)
+    words = (-(-columns * form.bits // WORD), rows)
+    packed = read_tensor(layer, tensors, "qweight", shape=words, encodings=WORDS)
+    codes = unpack(packed.T.contiguous().view(torch.uint8), form.bits, columns)
+    del packed
+    scales = read_scales(layer, tensors, "scales", shape=(groups, rows)).T.contiguous()
+    zeros = _zeros(layer, tensors, form, config, groups).T.contiguous()
+    weight = GroupedIntWeight(codes, scales, zeros, form.bits, group, Zero.POINT)
+    owner = _owner(layer, tensors, config, group)
+    return weight if owner is None else _in_groups(weight, owner)
+
+
+def _zeros(
+    layer: LayerRequest, tensors: TensorSource, form: LayerFormat, config: GptqConfig, groups: int
+) -> Tensor:
+    """Zero points uint8[groups, rows].
+
+    Version 1 stores them less one. Of a zero point of 0 that leaves the largest code there is, and writers
+    differ in what else it does: GPTQModel subtracts from whole words of 2, 4 and 8-bit codes, so that the
+    zero point beside it loses one more; others lose nothing. Adding in the same way gives back the truth.
+    """
+    rows, bits = layer.shape[0], form.bits
+    packed = read_tensor(layer, tensors, "qzeros", shape=(groups, -(-rows * bits // WORD)), encodings=WORDS)
+    if not config.less_one:
+        return unpack(packed.view(torch.uint8), bits, rows)
+    if config.less_one_by_words and WORD % bits == 0:
+        ones = sum(1 << place for place in range(0, WORD, bits))
+        return unpack((packed + ones).view(torch.uint8), bits, rows)
+    return unpack(packed.view(torch.uint8), bits, rows) + 1 & (1 << bits) - 1
+
+
+def _owner(layer: LayerRequest, tensors: TensorSource, config: GptqConfig, group: int) -> Tensor | None:
+    """The group of each column, int64[K]; ``None`` where they lie in order."""
+    columns = layer.shape[1]
+    if f"{layer.name}.g_idx" not in tensors.names():
+        if config.act_order:
+            raise ValueError(
+                f"layer '{layer.name}': tensor '{layer.name}.g_idx' is missing, and desc_act is true: "
+                "nothing says which column belongs to which group"
+            )
+        return None
+    owner = read_tensor(layer, tensors, "g_idx", shape=(columns,), encodings=("I32", "I64")).long()
+    in_order = torch.arange(columns) // group
+    least, most, last = int(owner.min()), int(owner.max()), int(in_order[-1])
+    if least < 0 or most > last:
+        raise ValueError(
+            f"layer '{layer.name}': tensor '{layer.name}.g_idx' names group {least if least < 0 else most}, "
+            f"there are 0 to {last}"
+        )
+    return None if torch.equal(owner, in_order) else owner
+
+
+def _in_groups(weight: GroupedIntWeight, owner: Tensor) -> CanonicalWeight:
+    """The weight with the columns of a group side by side, and the input permuted alike.
+
+    Groups that are not of one size have no such form; those become floats.
+    """
+    index = torch.argsort(owner, stable=True)
+    if torch.equal(owner[index], torch.arange(len(owner)) // weight.group_size):
+        return replace(weight, codes=weight.codes[:, index], transform=Permute(index))
+    zeros = weight.zeros
+    matrix = weight.codes.float()
+    if zeros is not None:
+        matrix -= zeros.float()[:, owner]
+    return DenseWeight(matrix.mul_(weight.scales.float()[:, owner]))
