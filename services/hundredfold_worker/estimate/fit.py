@@ -106,4 +106,5 @@ def step_bytes(outline: Outline, load: Load) -> int:
     """
     widths = 6 * outline.hidden_size + 3 * outline.intermediate_size
     rows = min(load.max_num_seqs, load.max_num_batched_tokens)
-    return 4 * (load.max_num_batched_tokens * widths + 2 * rows * outline.vocab_size)
+    logits = rows * outline.vocab_size * 3 // 2  # of every seat, and what sampling keeps beside them
+    return 4 * (load.max_num_batched_tokens * widths + logits)

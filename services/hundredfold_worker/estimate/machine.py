@@ -11,7 +11,7 @@ from hundredfold.bench.ceilings import kept
 from hundredfold_worker.container import machine_bytes, usable_processors
 
 _MIB = 1 << 20
-_BASE = {"cpu": 270 * _MIB, "cuda": 600 * _MIB}
+_BASE = {"cpu": 260 * _MIB, "cuda": 600 * _MIB}
 """What the process holds beside the weights: libraries, and a GPU's context."""
 _UTILIZATION = {"cpu": 0.5, "cuda": 0.9}
 _BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16", "svebf16"))

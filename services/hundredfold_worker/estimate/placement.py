@@ -46,7 +46,10 @@ class Placed:
 def place(
     outline: Outline, sizes: Fit, kept: Layout, encoding: str, devices: Sequence[Device], sequences: int
 ) -> tuple[Placed, ...]:
-    """Fill the devices in order, none given places nothing; what is left over stays on disk. Cache lies beside its layer."""
+    """Fill the devices in order; what is left over stays on disk. Cache lies beside its layer.
+
+    Without devices nothing is placed.
+    """
     if not devices:
         return ()
     tokens = sequences * sizes.blocks_per_sequence * sizes.block_size

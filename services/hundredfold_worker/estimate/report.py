@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
@@ -33,7 +33,8 @@ def render(found: Estimate) -> RenderableType:
 def _table(title: str, *columns: str, numbers: int = 0) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
-        table.add_column(name, justify="right" if 0 < index <= numbers else "left", header_style="dim")
+        side: JustifyMethod = "right" if 0 < index <= numbers else "left"
+        table.add_column(name, justify=side, header_style="dim", no_wrap=index == 0)
     return table
 
 
