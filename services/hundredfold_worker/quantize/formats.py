@@ -20,12 +20,6 @@ def quantization_config(recipes: Mapping[str, Recipe | None]) -> dict[str, Any]:
     return _section(used[0], dense) if same else _mixed(recipes)
 
 
-def is_standard(recipes: Mapping[str, Recipe | None]) -> bool:
-    """Whether readers other than ours know the format."""
-    section = quantization_config(recipes)
-    return section["quant_method"] != "mixed" and (section["quant_method"] != "awq" or section["bits"] == 4)
-
-
 def _kind(recipe: Recipe) -> Recipe:
     """Recipes that are read alike are one."""
     return Recipe(Method.INT8) if recipe.method is Method.SMOOTHQUANT else recipe

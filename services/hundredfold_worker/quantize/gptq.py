@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hundredfold_worker.quantize.errors import QuantizeError
 from hundredfold_worker.quantize.recipe import WHOLE_ROW, Recipe
-from hundredfold_worker.quantize.rounding import Grid, best_grid
+from hundredfold_worker.quantize.rounding import best_grid
 
 DAMPING = 0.01
 """Share of the mean of the Hessian's diagonal that is added to it."""
@@ -61,22 +61,19 @@ def gptq(matrix: Tensor, gram: Tensor, recipe: Recipe) -> GroupedCodes:
     codes = torch.empty(rows, columns, dtype=torch.uint8)
     scales, zeros = [], []
     step = size * max(1, AT_ONCE // size) if size < columns else AT_ONCE
-    current: Grid | None = None
-    if size == columns:
-        current = best_grid(left, weights, recipe.bits, recipe.symmetric)
-        scales, zeros = [current.scale], [current.zero]
+    current = best_grid(left[:, :size], weights[:size], recipe.bits, recipe.symmetric)
+    scales, zeros = [current.scale], [current.zero]
     for first in range(0, columns, step):
         last = min(first + step, columns)
         block, errors = left[:, first:last], left.new_empty(rows, last - first)
         factor = inverse[first:last, first:last]
         for index in range(last - first):
-            if (first + index) % size == 0 and size < columns:
+            if first + index and (first + index) % size == 0:
                 group = slice(index, min(index + size, last - first))
                 own = weights[first + group.start : first + group.stop]
                 current = best_grid(block[:, group], own, recipe.bits, recipe.symmetric)
                 scales.append(current.scale)
                 zeros.append(current.zero)
-            assert current is not None
             column = block[:, index : index + 1]
             own_codes = current.codes(column)
             codes[:, first + index] = own_codes[:, 0].to(torch.uint8)
@@ -103,6 +100,7 @@ def _inverse_factor(gram: Tensor) -> Tensor:
         if not int(failed):
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not int(failed):
-                return upper.float()
+                factor: Tensor = upper.float()
+                return factor
         damping *= 10
     raise QuantizeError("the inputs of a layer are too alike to be told apart: use more calibration text")
