@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from typing import Any
 
@@ -135,14 +136,60 @@ def check_weight() -> None:
     expect(found, {service: str(service == "worker") for service in SERVICES}, "torch in the images")
 
 
+def seated() -> dict[str, int]:
+    """Requests at each worker, by address, as the scheduler tells it inside its container."""
+    asks = (
+        "import grpc\n"
+        "from hundredfold.v1 import control_pb2, control_pb2_grpc\n"
+        "stub = control_pb2_grpc.ControlServiceStub(grpc.insecure_channel('127.0.0.1:50052'))\n"
+        "load = stub.GetLoad(control_pb2.GetLoadRequest(), timeout=10)\n"
+        "print(*(f'{w.address}={w.running}' for w in load.workers if w.takes_new))"
+    )
+    told = compose("exec", "-T", "scheduler", "python3", "-c", asks).split()
+    return {address: int(running) for address, _, running in (pair.partition("=") for pair in told)}
+
+
+def wait_seated(count: int, least: int) -> None:
+    """Until ``count`` workers have at least ``least`` requests each."""
+    deadline = time.monotonic() + 300
+    while len(found := seated()) != count or min(found.values()) < least:
+        if time.monotonic() > deadline:
+            raise Failed(f"requests at the workers: {found}, wanted {count} workers with {least} or more")
+        time.sleep(0.5)
+    print(f"  requests at the workers: {found}")
+
+
+def check_replicas(port: int, count: int) -> None:
+    """All workers that the name stands for take part, and one that is killed under load fails nothing."""
+    wait_seated(count, 0)
+    sampling = generation_pb2.SamplingParams(max_tokens=256, temperature=0, ignore_eos=True)
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        streams = [
+            stub.Generate(generation_pb2.GenerateRequest(text=f"hello {n}", sampling=sampling), timeout=300)
+            for n in range(16)
+        ]
+        wait_seated(count, 1)
+        victim = compose("ps", "--quiet", "worker").split()[-1]
+        subprocess.run(["docker", "kill", victim], check=True, capture_output=True)
+        for stream in streams:
+            events = list(stream)
+            expect(sum(len(event.delta.token_ids) for event in events), 256, "tokens of a stream")
+            expect(events[-1].WhichOneof("event"), "finished", "the last event of a stream")
+
+
 def main() -> int:
     """Run every check; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=int(os.environ.get("HUNDREDFOLD_PORT", "50051")))
     parser.add_argument("--http-port", type=int, default=int(os.environ.get("HUNDREDFOLD_HTTP_PORT", "8000")))
     parser.add_argument("--user", type=int, default=10001)
+    parser.add_argument("--workers", type=int, default=1, help="with more than one only these are looked at")
     arguments = parser.parse_args()
     try:
+        if arguments.workers > 1:
+            check_replicas(arguments.port, arguments.workers)
+            return 0
         check_door(arguments.port)
         check_http(arguments.http_port)
         check_ports(arguments.port, arguments.http_port)

@@ -54,6 +54,10 @@ log "the stack is healthy"
 "$PYTHON" deploy/docker/smoke.py
 log "smoke test passed"
 
+docker compose up --detach --no-build --no-recreate --scale worker=2 --wait --wait-timeout 300
+"$PYTHON" deploy/docker/smoke.py --workers 2
+log "two workers found by name, one killed under its streams"
+
 docker compose down --timeout 40 >/dev/null 2>&1
 
 # One container, a stranger's user id, a read-only root, a volume that this user filled, and no network at all.
