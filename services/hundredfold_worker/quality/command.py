@@ -25,14 +25,14 @@ list may be named several times. Without a model, B has A's.
 
 \b
     hundredfold quality smollm2-135m:dtype=fp32,activations=float :quantization=int8
-    hundredfold quality A B --max-perplexity-increase 1%
+    hundredfold quality A B --fail-above 1% --chart layers.png
 
 Both models score the same text, each token by those before it, in chunks through the paged cache, so that
 what a cache encoding loses counts. Without --text the text is eight pages of Python's own help, `objects`,
 `naming`, `exceptions`, `import`, `function`, `with`, `attribute-access` and `customization` of
 `pydoc_data.topics`, in this order, up to --tokens. Both models are in memory at once.
 
-Exit code 0; 1 when the perplexity rises by more than --max-perplexity-increase, or a side cannot run.
+Exit code 0; 1 when the perplexity rises by more than --fail-above, or a side cannot run.
 """
 
 
@@ -65,9 +65,10 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # generic in new versio
 )
 @click.option("--chunk", type=click.IntRange(1), default=128, help="Tokens computed at a time.")
 @click.option("--layers", is_flag=True, help="Also each layer by itself: the worst, and which to keep wider.")
-@click.option(
-    "--max-perplexity-increase", "limit", type=_Share(), metavar="SHARE", help="Fail above it: 1% or 0.01."
-)
+@click.option("--chart", type=click.Path(dir_okay=False, writable=True, path_type=Path),
+              help="Draw each layer's loss as a heat map, PNG or SVG; needs hundredfold[bench].")  # fmt: skip
+@click.option("--fail-above", "--max-perplexity-increase", "limit", type=_Share(), metavar="SHARE",
+              help="Exit code 1 when perplexity rises by more: 1% or 0.01.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     a: str,
@@ -77,6 +78,7 @@ def command(
     window: int,
     chunk: int,
     layers: bool,
+    chart: Path | None,
     limit: float | None,
     as_json: bool,
 ) -> None:
@@ -89,7 +91,9 @@ def command(
     from hundredfold_worker.quality.compare import Plan  # torch: not for --help
     from hundredfold_worker.quality.report import passes, render, to_json
 
-    comparison = _compare(Plan(sides, text, tokens, window, chunk, layers))
+    comparison = _compare(Plan(sides, text, tokens, window, chunk, layers or chart is not None))
+    if chart is not None:
+        _draw(comparison, chart)
     if as_json:
         sys.stdout.write(to_json(comparison, limit) + "\n")
     else:
@@ -107,6 +111,15 @@ def _compare(plan: Plan) -> Comparison:
             return compare(plan, progress)
         except StartError as error:
             raise click.ClickException(str(error)) from error
+
+
+def _draw(comparison: Comparison, chart: Path) -> None:
+    from hundredfold_worker.quality.chart import draw
+
+    try:
+        draw(comparison, chart)
+    except StartError as error:
+        raise click.ClickException(str(error)) from error
 
 
 @contextmanager

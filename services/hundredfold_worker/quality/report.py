@@ -10,8 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hundredfold_worker.heat import cells, scale
 from hundredfold_worker.quality.compare import Comparison, SideFacts
+from hundredfold_worker.quality.grid import grid_of
 from hundredfold_worker.quality.layers import LayerLoss
+from hundredfold_worker.quality.suggest import suggest
 
 MOST_LAYERS = 8
 _SHOWN = ("quantization", "activations", "kernels", "kv_cache", "attention")
@@ -36,6 +39,7 @@ def to_json(comparison: Comparison, limit: float | None) -> str:
         },
         **asdict(comparison.figures),
         "layers": None if comparison.layers is None else [asdict(loss) for loss in comparison.layers],
+        "keep_wider": list(suggest(comparison.layers or ())),
         "max_perplexity_increase": limit,
         "pass": passes(comparison, limit),
     }
@@ -51,7 +55,7 @@ def render(comparison: Comparison, limit: float | None) -> RenderableType:
     )
     parts: list[RenderableType] = [_sides(comparison), _figures(comparison), about]
     if comparison.layers is not None:
-        parts += [_layers(comparison.layers), *_advice(comparison)]
+        parts += [_layers(comparison.layers), _heat(comparison.layers), *_advice(comparison.layers)]
     if (verdict := _verdict(comparison, limit)) is not None:
         parts.append(verdict)
     return Group(*parts)
@@ -106,16 +110,30 @@ def _layers(losses: tuple[LayerLoss, ...]) -> Table:
     return table
 
 
-def _advice(comparison: Comparison) -> list[RenderableType]:
-    """Which layers to keep wider: those that stand out from the middle one."""
-    losses = comparison.layers or ()
-    if not losses:
-        return []
-    middle = losses[len(losses) // 2].error
-    out = [loss.pattern for loss in losses[:MOST_LAYERS] if loss.error > 1.5 * middle]
+def _heat(losses: tuple[LayerLoss, ...]) -> RenderableType:
+    """A cell for each product: its kind downwards, its layer across."""
+    grid = grid_of(losses)
+    most = max((loss.error for loss in losses), default=0.0)
+    width = 2 if len(grid.layers) <= 36 else 1
+    table = Table.grid(padding=(0, 1))
+    for kind, errors in zip(grid.kinds, grid.errors, strict=True):
+        table.add_row(Text(kind, style="dim"), cells(errors, 0.0, most, width))
+    return Group(
+        "", table, scale(0.0, 100 * most, f"layers 0 to {grid.layers[-2]} and the output; error in %"), ""
+    )
+
+
+def _advice(losses: tuple[LayerLoss, ...]) -> list[RenderableType]:
+    """Which layers to keep wider, as both commands take it."""
+    out = suggest(losses)
     if not out:
         return [Text("No layer stands out: keeping single ones wider would gain little.")]
-    return [Text(f"To keep wider what stands out: --quantization-exclude '{','.join(out)}'")]
+    rules = " ".join(f"--rule '{pattern}=none'" for pattern in out)
+    return [
+        Text("To keep wider what stands out:", style="bold"),
+        Text(f"  hundredfold worker   --quantization-exclude '{','.join(out)}'"),
+        Text(f"  hundredfold quantize {rules}"),
+    ]
 
 
 def _verdict(comparison: Comparison, limit: float | None) -> Text | None:
