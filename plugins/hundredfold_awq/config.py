@@ -9,15 +9,15 @@ from typing import Any
 from hundredfold.plugin.layer_rules import LayerRules, read_rules
 from hundredfold.plugin.section import Section
 
-BITS = (3, 4)
+BITS = (2, 3, 4, 5, 6, 7, 8)
 GEMM = "gemm"
 AUTO_ROUND = ("auto_round:auto_awq", "auto_round:awq")
 """What auto-round calls this layout."""
 UNREADABLE = {
-    "gemv": "version 'gemv' is not read: its words run along the input features; convert it to gemm",
-    "gemv_fast": "version 'gemv_fast' is not read: its tensors are arranged for one kernel; convert it to gemm",
-    "llm-awq": "llm-awq's layout is not read: its tensors are arranged for one kernel; convert it to gemm",
-    "marlin": "version 'marlin' is not read: its tensors are arranged for one kernel; convert it to gemm",
+    "gemv": "version 'gemv' is not read: its words run along the input features",
+    "gemv_fast": "version 'gemv_fast' is not read: its tensors are arranged for one kernel",
+    "llm-awq": "llm-awq's layout is not read: its tensors are arranged for one kernel",
+    "marlin": "version 'marlin' is not read: its tensors are arranged for one kernel",
 }
 FULL_WIDTH = 16
 

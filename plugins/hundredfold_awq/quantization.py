@@ -1,7 +1,7 @@
 """AWQ layers of version gemm as grouped integers. Layout: https://github.com/casper-hansen/AutoAWQ
 
 ``qweight`` holds the codes of an input feature as a run of bits along its row of words, ``qzeros`` the zero
-points of a group in the same way; each eight output features lie there in an order of their own.
+points of a group in the same way; with 4 bits each eight output features lie in an order of their own.
 ``scales`` is a float for each group and output feature: ``w[n, k] = scale * (code - zero)``.
 """
 
@@ -26,9 +26,10 @@ from hundredfold.plugin.layer_rules import LayerRules
 from hundredfold.plugin.reading import FLOATS, read_scales, read_tensor
 from hundredfold_awq.config import LayerFormat, read_config, refusals
 
+ORDERED_BITS = 4
 RUN = 8
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where each feature of a run of eight lies: those in even places come first."""
+"""Where each feature of a run of eight 4-bit codes lies: those in even places come first."""
 
 
 class Awq:
@@ -65,15 +66,13 @@ class AwqMethod:
             return DenseWeight(read_tensor(layer, tensors, encodings=FLOATS))
         form = self._layers.of(layer.name)
         if form is None:
-            raise ValueError(
-                f"layer '{layer.name}': a rule leaves it as it was, but its tensors are quantized"
-            )
+            raise ValueError(f"layer '{layer.name}': a rule leaves it as it was, its tensors do not")
         return _load(layer, tensors, form)
 
 
 def _load(layer: LayerRequest, tensors: TensorSource, form: LayerFormat) -> GroupedIntWeight:
     rows, columns = layer.shape
-    if rows % RUN:
+    if form.bits == ORDERED_BITS and rows % RUN:
         raise ValueError(f"layer '{layer.name}': {rows} output features are no multiple of {RUN}")
     group = columns if form.group_size == -1 else min(form.group_size, columns)
     groups = -(-columns // group)
@@ -91,5 +90,7 @@ def _features(layer: LayerRequest, tensors: TensorSource, part: str, count: int,
     """The codes of ``count`` packed rows, uint8[output features, count]."""
     features = layer.shape[0]
     packed = read_tensor(layer, tensors, part, shape=(count, -(-features * bits // 32)), encodings=("I32",))
-    runs = unpack(packed.view(torch.uint8), bits, features).view(count, -1, RUN)
-    return runs[..., PLACES].view(count, features).T.contiguous()
+    codes = unpack(packed.view(torch.uint8), bits, features)
+    if bits == ORDERED_BITS:
+        codes = codes.view(count, -1, RUN)[..., PLACES].view(count, features)
+    return codes.T.contiguous()

@@ -66,9 +66,7 @@ class GptqMethod:
         if f"{layer.name}.qweight" not in names and f"{layer.name}.weight" in names:
             return DenseWeight(read_tensor(layer, tensors, encodings=FLOATS))
         if form is None:
-            raise ValueError(
-                f"layer '{layer.name}': a rule leaves it as it was, but its tensors are quantized"
-            )
+            raise ValueError(f"layer '{layer.name}': a rule leaves it as it was, its tensors do not")
         return _load(layer, tensors, form, self._config)
 
 

@@ -49,7 +49,7 @@ def round_to_nearest(
     kind: torch.dtype = torch.float16,
     seed: int = 0,
 ) -> Quantized:
-    """``matrix`` [N, K] in groups of ``group`` columns, -1 for whole rows; with ``act_order`` they are strewn.
+    """``matrix`` [N, K] in groups of ``group`` columns, -1 for whole rows; ``act_order`` strews them.
 
     A few zero points are the smallest and the largest there are.
     """
@@ -100,15 +100,17 @@ def gptq_tensors(name: str, layer: Quantized, version: int = 1, *, g_idx: bool =
 
 
 def awq_tensors(name: str, layer: Quantized) -> dict[str, Tensor]:
-    """Words run along the output features, each eight of them in an order of their own."""
+    """Words run along the output features, with 4 bits each eight of them in an order of their own."""
     tensors = {
-        "qweight": stream(_interleaved(layer.codes.T), layer.bits),
-        "qzeros": stream(_interleaved(layer.zeros.T), layer.bits),
+        "qweight": stream(_in_order(layer.codes.T, layer.bits), layer.bits),
+        "qzeros": stream(_in_order(layer.zeros.T, layer.bits), layer.bits),
         "scales": layer.scales.T,
     }
     return {f"{name}.{part}": tensor.contiguous() for part, tensor in tensors.items()}
 
 
-def _interleaved(numbers: Numbers) -> Numbers:
+def _in_order(numbers: Numbers, bits: int) -> Numbers:
+    if bits != 4:
+        return np.ascontiguousarray(numbers)
     runs = numbers.reshape(len(numbers), -1, 8)
     return np.ascontiguousarray(runs[..., AWQ_ORDER]).reshape(numbers.shape)

@@ -9,7 +9,7 @@ WORD = 32
 """Bits."""
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbouring columns comes first, second, ... in awq's words."""
+"""Which of eight neighbouring columns comes first, second, ... in awq's words of 4-bit codes."""
 
 
 def pack_rows(codes: Tensor, bits: int) -> Tensor:
@@ -30,7 +30,12 @@ def pack_columns(codes: Tensor, bits: int) -> Tensor:
 
 
 def pack_awq(codes: Tensor, bits: int) -> Tensor:
-    """Codes [R, C] in awq's order of columns, a row a stream: int32[R, C * bits / 32]."""
+    """Codes [R, C] as awq lays them, a row a stream: int32[R, C * bits / 32].
+
+    With 4 bits columns have an order of their own; with others none, as GPTQModel writes and reads them.
+    """
+    if bits != 4:
+        return pack_rows(codes, bits)
     rows, columns = codes.shape
     ordered = codes.reshape(rows, columns // 8, 8)[:, :, list(AWQ_ORDER)]
     return pack_rows(ordered.reshape(rows, columns), bits)

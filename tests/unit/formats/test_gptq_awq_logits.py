@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hundredfold_worker.model.errors import ModelLoadError
 from support.llama_checkpoints import reference_logits
 from support.model_rows import load, one_prefill
 from support.packed_words import Quantized, awq_tensors, gptq_tensors, round_to_nearest
@@ -77,3 +81,84 @@ def test_awq(tmp_path: Path, bits: int, group: int) -> None:
 
     section = {**AWQ, "bits": bits, "group_size": group, "modules_to_not_convert": ["v_proj"]}
     assert error(tmp_path, section, pack) < 1e-3
+
+
+class TestHabitsOfWriters:
+    """What tools leave beside the layers."""
+
+    @staticmethod
+    def pack(name: str, matrix: Tensor) -> tuple[Mapping[str, Tensor], Quantized] | None:
+        if name == "lm_head":
+            return None
+        layer = round_to_nearest(matrix, 4, 64)
+        return gptq_tensors(name, layer), layer
+
+    def write(self, directory: Path, extra: Mapping[str, Tensor], **changes: Any) -> Tensor:
+        """The logits that are right, once ``extra`` tensors are in the file, which gets AutoGPTQ's name."""
+        reference = write_quantized(directory, GPTQ, each_layer(self.pack), **changes)
+        plain = directory / "model.safetensors"
+        save_file({**load_file(plain), **extra}, directory / "gptq_model-4bit-64g.safetensors")
+        plain.unlink()
+        return reference_logits(reference, IDS)
+
+    def test_autogptq(self, tmp_path: Path) -> None:
+        """A file of its own name, zeros for every layer's bias, a copy of the tied output layer."""
+        biases = {
+            "model.layers.0.self_attn.q_proj.bias": torch.zeros(96),
+            "model.layers.1.mlp.down_proj.bias": torch.zeros(96),
+        }
+        copy = {"lm_head.weight": torch.zeros(96, 96)}
+        wanted = self.write(tmp_path, {**biases, **copy}, tie_word_embeddings=True)
+        model = load(tmp_path)
+        assert float((one_prefill(model, IDS) - wanted).abs().max()) < 1e-3
+        (warning,) = model.runtime.warnings
+        assert "'lm_head.weight' is not used" in warning
+
+    def test_a_bias_that_counts_is_not_left_out(self, tmp_path: Path) -> None:
+        name = "model.layers.0.mlp.up_proj.bias"
+        self.write(tmp_path, {name: torch.ones(160)})
+        with pytest.raises(ModelLoadError, match=rf"tensor '{name}' is not zero"):
+            load(tmp_path)
+
+    def test_a_bias_that_is_expected(self, tmp_path: Path) -> None:
+        """Report 68."""
+        wanted = self.write(tmp_path, {}, attention_bias=True)
+        assert float((one_prefill(load(tmp_path), IDS) - wanted).abs().max()) < 1e-3
+
+    def test_a_section_of_its_own_file(self, tmp_path: Path) -> None:
+        wanted = self.write(tmp_path, {})
+        config = json.loads((tmp_path / "config.json").read_text())
+        section = config.pop("quantization_config")
+        del section["quant_method"]
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "quantize_config.json").write_text(json.dumps(section))
+        assert float((one_prefill(load(tmp_path), IDS) - wanted).abs().max()) < 1e-3
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    """Neither quantized nor plain; report 69."""
+    write_quantized(tmp_path, GPTQ, each_layer(TestHabitsOfWriters.pack))
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.self_attn.k_proj.qweight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(
+        ModelLoadError, match=r"tensor 'model\.layers\.1\.self_attn\.k_proj\.qweight' is missing"
+    ):
+        load(tmp_path)
+
+
+def test_old_awq(tmp_path: Path) -> None:
+    """The section in a file and in words of AutoAWQ's own."""
+
+    def pack(name: str, matrix: Tensor) -> tuple[Mapping[str, Tensor], Quantized] | None:
+        layer = round_to_nearest(matrix, 4, 64)
+        return (awq_tensors(name, layer), layer) if "mlp" in name else None
+
+    reference = write_quantized(tmp_path, AWQ, each_layer(pack))
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    section = {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}
+    (tmp_path / "quant_config.json").write_text(json.dumps(section))
+    got = one_prefill(load(tmp_path), IDS)
+    assert float((got - reference_logits(reference, IDS)).abs().max()) < 1e-3
