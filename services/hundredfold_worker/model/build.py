@@ -58,7 +58,7 @@ class Builder:
         embedding = self._embedding(self.reader.matrix(names.embedding, shape), names.embedding)
         self.nbytes += embedding.nbytes
         if not description.tied_head:
-            head = self._linear(names.head, self._read(names.head, shape), None)
+            head = self._single(names.head, shape, False)
         elif (own := self._converted(names.head, embedding.weight)) is not None:
             head = self._linear(names.head, own, None)
         else:
@@ -109,7 +109,7 @@ class Builder:
         if len(names) == 1 and self._differ(names[0]):
             return self._taken_apart(names[0], rows, columns, has_bias)
         weights = [self._read(name, (count, columns)) for name, count in parts]
-        biases = [self._bias(name, count) if has_bias else None for name, count in parts]
+        biases = [self._bias(name, count, has_bias) for name, count in parts]
         joined = weights[0] if len(weights) == 1 else join_rows(weights)
         if joined is None:
             own = zip(names, weights, biases, strict=True)
@@ -121,7 +121,7 @@ class Builder:
     def _taken_apart(self, name: str, rows: Sequence[int], columns: int, has_bias: bool) -> Projection:
         """A joined layer whose parts get different formats."""
         matrix = plain_matrix(self.reader.matrix(name, (sum(rows), columns)))
-        bias = self._bias(name, sum(rows)) if has_bias else None
+        bias = self._bias(name, sum(rows), has_bias)
         linears, first = [], 0
         for index, (count, excepted) in enumerate(zip(rows, self._excepted(name), strict=True)):
             part = slice(first, first + count)
@@ -133,7 +133,7 @@ class Builder:
         return Projection(tuple(linears), tuple(rows))
 
     def _single(self, name: str, shape: tuple[int, int], has_bias: bool) -> Linear:
-        bias = self._bias(name, shape[0]) if has_bias else None
+        bias = self._bias(name, shape[0], has_bias)
         return self._linear(name, self._read(name, shape), bias)
 
     def _read(self, name: str, shape: tuple[int, int]) -> CanonicalWeight:
@@ -195,8 +195,11 @@ class Builder:
         self.nbytes += weight.nbytes
         return Norm(self.operations, weight, self.model.description.norm_eps)
 
-    def _bias(self, name: str, size: int) -> Tensor:
-        return self.reader.vector(f"{name}.bias", size).to(self.dtype)
+    def _bias(self, name: str, size: int, expected: bool) -> Tensor | None:
+        if expected:
+            return self.reader.vector(f"{name}.bias", size).to(self.dtype)
+        self.reader.no_bias(name)
+        return None
 
 
 def attention_spec(attention: AttentionDescription) -> AttentionSpec:

@@ -15,7 +15,10 @@ from hundredfold.plugin import (
     ChannelInt8Weight,
     Codebook4Weight,
     DenseWeight,
+    Float8Weight,
     GroupedIntWeight,
+    InputTransform,
+    Permute,
 )
 
 
@@ -24,10 +27,12 @@ def join_rows(weights: Sequence[CanonicalWeight]) -> CanonicalWeight | None:
     first = weights[0]
     if isinstance(first, Codebook4Weight):
         return _join_codebook(first, weights)
-    if not isinstance(first, (DenseWeight, GroupedIntWeight, ChannelInt8Weight)):
+    if not isinstance(first, (DenseWeight, GroupedIntWeight, ChannelInt8Weight, Float8Weight)):
         return None
-    if any(not isinstance(weight.transform, BlockHadamard | None) for weight in weights):
-        return None  # their tensors may differ
+    if isinstance(first, Float8Weight) and not all(map(_ends_with_a_block, weights)):
+        return None
+    if not all(_same_transform(weight.transform, first.transform) for weight in weights):
+        return None
     if any(_format(weight) != _format(first) for weight in weights):
         return None
     joined: dict[str, Any] = {
@@ -36,6 +41,20 @@ def join_rows(weights: Sequence[CanonicalWeight]) -> CanonicalWeight | None:
         if isinstance(getattr(first, field.name), Tensor)
     }
     return replace(first, **joined)
+
+
+def _same_transform(one: InputTransform | None, other: InputTransform | None) -> bool:
+    """Whether one input serves both. Layers that were quantized by one input's statistics have one order."""
+    if isinstance(one, Permute) and isinstance(other, Permute):
+        return torch.equal(one.index, other.index)
+    return isinstance(one, BlockHadamard | None) and one == other
+
+
+def _ends_with_a_block(weight: CanonicalWeight) -> bool:
+    """Whether the next row would begin with a scale of its own."""
+    if not isinstance(weight, Float8Weight) or weight.scales.ndim < 2:
+        return False
+    return weight.block is None or len(weight.codes) % weight.block[0] == 0
 
 
 def _join_codebook(first: Codebook4Weight, weights: Sequence[CanonicalWeight]) -> CanonicalWeight | None:
@@ -72,6 +91,8 @@ def _format(weight: CanonicalWeight) -> tuple[object, ...]:
     """What has to be equal for rows to be joined: class, plain fields, each tensor's type and columns."""
     parts: list[object] = [type(weight)]
     for field in fields(weight):
+        if field.name == "transform":
+            continue
         value = getattr(weight, field.name)
         parts.append((value.dtype, value.shape[1:]) if isinstance(value, Tensor) else value)
     return tuple(parts)

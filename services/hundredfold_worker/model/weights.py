@@ -43,6 +43,18 @@ class WeightReader:
         self.num_parameters += size
         return values
 
+    def no_bias(self, name: str) -> None:
+        """Hold a layer to having no bias but zeros, which some quantizers store for every layer.
+
+        Raises ``ModelLoadError`` naming the layer: leaving out what is not zero gives wrong answers.
+        """
+        bias = f"{name}.bias"
+        if self._tensors.shape(bias) is not None and self._tensors.describe(bias).raw.any():
+            raise ModelLoadError(
+                f"{self._path}: tensor '{bias}' is not zero, but the configuration says that layer '{name}' "
+                "has no bias"
+            )
+
     def warnings(self) -> list[str]:
         """What is odd about the checkpoint, once everything was read."""
         unused = [name for name in self._tensors.unused() if not self._names.ignored.fullmatch(name)]

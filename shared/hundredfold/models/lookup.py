@@ -75,7 +75,7 @@ def directory_files(directory: Path) -> ModelFiles:
     names = {path.name: path for path in found}
     safetensors = [path for path in found if path.suffix == ".safetensors"]
     ggufs = [path for path in found if path.suffix == ".gguf"]
-    index = names.get("model.safetensors.index.json")
+    index = names.get("model.safetensors.index.json") or _only_index(found, names)
     config = names.get("config.json")
     common = ModelFiles(
         name=directory.resolve().name,
@@ -98,6 +98,12 @@ def directory_files(directory: Path) -> ModelFiles:
         return replace(common, weights=tuple(sorted(set(shard_files(index).values()))), index=index)
     whole = names.get("model.safetensors")
     return replace(common, weights=(whole or _only(safetensors, directory),))
+
+
+def _only_index(found: list[Path], names: dict[str, Path]) -> Path | None:
+    """An index of another name, such as AutoGPTQ's: where it is the one, and no file has the usual name."""
+    indexes = [path for path in found if path.name.endswith(".safetensors.index.json")]
+    return indexes[0] if len(indexes) == 1 and "model.safetensors" not in names else None
 
 
 def _from_catalog(entry: CatalogModel, cache: Path) -> ModelFiles:

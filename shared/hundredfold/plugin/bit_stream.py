@@ -5,13 +5,11 @@ Only methods of the tensors that are passed in are used, so that importing this 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-CODES = 8
-"""Codes that fill a whole number of bytes, whatever their width."""
 
 
 def unpack(stream: Tensor, bits: int, count: int) -> Tensor:
@@ -24,15 +22,17 @@ def unpack(stream: Tensor, bits: int, count: int) -> Tensor:
     rows, size = stream.shape
     if size * 8 < count * bits:
         raise ValueError(f"{count} codes of {bits} bits take {count * bits} bits, a row has {size * 8}")
-    runs = -(-count // CODES)
-    if size != runs * bits:
-        padded = stream.new_zeros((rows, runs * bits))
-        kept = min(size, runs * bits)
+    common = math.gcd(bits, 8)
+    run_bytes, run_codes = bits // common, 8 // common  # the shortest run of codes that ends with a byte
+    runs = -(-count // run_codes)
+    if size != runs * run_bytes:
+        padded = stream.new_zeros((rows, runs * run_bytes))
+        kept = min(size, runs * run_bytes)
         padded[:, :kept] = stream[:, :kept]
         stream = padded
-    packed = stream.view(rows, runs, bits)
-    codes = stream.new_empty((rows, runs, CODES))
-    for place in range(CODES):
+    packed = stream.reshape(rows, runs, run_bytes)
+    codes = stream.new_empty((rows, runs, run_codes))
+    for place in range(run_codes):
         byte, shift = divmod(place * bits, 8)
         code = packed[..., byte] >> shift
         if shift + bits > 8:

@@ -66,6 +66,18 @@ def test_sharded(checkpoint: Path) -> None:
     assert files.index == index
 
 
+def test_sharded_with_an_index_of_another_name(checkpoint: Path) -> None:
+    """AutoGPTQ calls both after bits and group size; a whole file of the usual name wins."""
+    shards = [f"gptq_model-4bit-64g-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    for shard in shards:
+        save_file({shard: np.zeros(1, np.float32)}, checkpoint / shard)
+    index = checkpoint / "gptq_model-4bit-64g.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": shards[0], "b": shards[1]}}))
+    assert resolve(str(checkpoint)).index is None
+    (checkpoint / "model.safetensors").unlink()
+    assert resolve(str(checkpoint)).index == index
+
+
 def test_gguf_file_and_directory(tmp_path: Path) -> None:
     path = tmp_path / "my.Q4_0.gguf"
     path.write_bytes(b"GGUF")

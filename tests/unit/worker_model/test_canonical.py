@@ -71,6 +71,21 @@ def test_rows_of_two_formats_are_not(others: list[CanonicalWeight]) -> None:
     assert join_rows([grouped(4), *others]) is None
 
 
+def test_rows_over_columns_of_one_order_are_joined() -> None:
+    """Layers that were quantized by the same input's statistics have the same order of columns."""
+    order = torch.randperm(K)
+    first, second = (replace(grouped(n), transform=Permute(order.clone())) for n in (3, 5))
+    joined = join_rows([first, second])
+    assert joined is not None
+    assert isinstance(joined.transform, Permute)
+    assert torch.equal(joined.transform.index, order)
+    wanted = torch.cat([dequantize(weight, torch.float32) for weight in (first, second)])
+    assert torch.equal(dequantize(joined, torch.float32), wanted)
+    assert join_rows([first, replace(second, transform=Permute(order.flip(0)))]) is None
+    assert join_rows([first, replace(second, transform=None)]) is None
+    assert join_rows([replace(first, transform=None), second]) is None
+
+
 def test_a_format_with_one_scale_for_all_is_not_joined() -> None:
     weight = Float8Weight(torch.randn(3, K).to(torch.float8_e4m3fn), torch.tensor(0.1))
     assert join_rows([weight, weight]) is None

@@ -179,8 +179,8 @@ class TestTiedHead:
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.01}},
             "partial_rotary_factor",
         ),
-        ({"quantization_config": {"quant_method": "gptq"}}, "none: the checkpoint is quantized with gptq"),
-        ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, "quantized with awq"),
+        ({"quantization_config": {"quant_method": "quip"}}, "none: the checkpoint is quantized with quip"),
+        ({"text_config": {"quantization_config": {"quant_method": "aqlm"}}}, "quantized with aqlm"),
     ],
 )
 def test_a_configuration_that_cannot_be_served(directory: Path, changes: dict[str, Any], said: str) -> None:

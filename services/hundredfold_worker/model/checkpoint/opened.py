@@ -84,9 +84,10 @@ def _quantization_section(config: ConfigJson, root: Path) -> Mapping[str, Any] |
         section = part.section("quantization_config") if part is not None else None
         if section is not None:
             found.append((place, section.values))
-    beside = root / "quantize_config.json"
-    if beside.is_file():
-        found.append((beside.name, ConfigJson.read(beside).values))
+    for beside in (root / "quantize_config.json", root / "quant_config.json"):
+        # the second is an older one's, in words of its own: asked where nothing else speaks
+        if beside.is_file() and not (found and beside.name == "quant_config.json"):
+            found.append((beside.name, ConfigJson.read(beside).values))
     if not found:
         return None
     first_place, first = found[0]
