@@ -63,7 +63,7 @@ def checkpoint_defaults(
     config = read_json(files.config) if files.config else {}
     inner = config.get("text_config")
     text = {**config, **inner} if isinstance(inner, dict) else config
-    eos = tokenizer_eos | _ids(generation.get("eos_token_id")) | _ids(text.get("eos_token_id"))
+    eos = tokenizer_eos | ids_of(generation.get("eos_token_id")) | ids_of(text.get("eos_token_id"))
     sampling = _sampling(
         {ours: generation[theirs] for theirs, ours in _FIELDS.items() if theirs in generation}
     )
@@ -115,7 +115,8 @@ def _sampling(stated: Mapping[str, Any]) -> dict[str, float]:
     return values
 
 
-def _ids(value: Any) -> frozenset[int]:
+def ids_of(value: Any) -> frozenset[int]:
+    """Ids of a number or a list of numbers; what is none counts for nothing."""
     found = value if isinstance(value, list) else [value]
     return frozenset(
         item for item in found if isinstance(item, int) and not isinstance(item, bool) and item >= 0

@@ -40,7 +40,7 @@ def draw(comparison: Comparison, path: Path) -> None:
     left = 0.22 / width
     title = "Error of each product by itself, B against A"
     figure.text(left, 1 - 0.36 / height, title, fontsize=12, weight="bold", color=INK)
-    told = f"A  {a.side}      B  {b.side}"
+    told = f"A: {a.side}  ·  B: {b.side}"
     figure.text(left, 1 - 0.60 / height, shorten(told, 140), fontsize=8, color=FAINT)
     lost = (
         f"perplexity {figures.perplexity[0]:.3f} to {figures.perplexity[1]:.3f} "
