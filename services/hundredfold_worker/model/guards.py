@@ -169,6 +169,14 @@ class GuardedMethod:
         )
         return check_weight(self._guard, self._plugin, what, layer, weight)
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the method has to tell, empty when it has nothing to."""
+        said = self._guard.call(self._plugin, "remarks", lambda: getattr(self._method, "remarks", ()))
+        if not (isinstance(said, tuple) and all(isinstance(remark, str) for remark in said)):
+            raise self._guard.fault(self._plugin, f"remarks are {said!r}, wanted is a tuple of texts")
+        return said
+
 
 def check_weight(
     guard: Guard, plugin: Any, what: str, layer: LayerRequest, weight: object

@@ -41,6 +41,7 @@ from hundredfold_worker.model.selection import (
     choose_elementwise,
     choose_kv_cache,
     choose_quantization,
+    with_remarks,
 )
 from hundredfold_worker.model.weights import WeightReader
 
@@ -112,7 +113,7 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
     model = describe(checkpoint)
     description = model.description
     max_model_len = _max_model_len(options, description)
-    on_the_fly = choose_on_the_fly(registries, options, model.names)
+    on_the_fly = choose_on_the_fly(registries, options, checkpoint.info, model.names)
     asked_format = options.quantization if on_the_fly is None else AUTO
     method, quantization_selection = choose_quantization(registries, checkpoint.info, asked_format)
     kv_heads, head_dim = heads_of_cache(description)
@@ -143,6 +144,7 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
         attention=attention,
         cache_planner=BackendCachePlanner(attention, spec, encoding),
     )
+    quantization_selection = with_remarks(quantization_selection, method)
     if on_the_fly is not None:
         quantization_selection = on_the_fly.selection(quantization_selection)
     runtime = RuntimeReport(

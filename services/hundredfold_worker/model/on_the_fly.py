@@ -12,6 +12,7 @@ from torch import Tensor
 from hundredfold.plugin import (
     Activations,
     CanonicalWeight,
+    CheckpointInfo,
     DenseWeight,
     LayerRequest,
     Quantizer,
@@ -91,12 +92,15 @@ class OnTheFly:
 
 
 def choose_on_the_fly(
-    registries: Mapping[str, Registry], options: LoadOptions, names: ParameterNames
+    registries: Mapping[str, Registry], options: LoadOptions, info: CheckpointInfo, names: ParameterNames
 ) -> OnTheFly | None:
-    """The quantizer that was asked for, or ``None`` when a format was. Raises ``ModelLoadError``."""
+    """The quantizer that was asked for, or ``None`` when a format was. Raises ``ModelLoadError``.
+
+    A name that both have means the format where the checkpoint is of it.
+    """
     registry = registries[GROUP]
     asked = options.quantization
-    if asked not in registry.names() or asked in registries["hundredfold.quantization"].names():
+    if asked not in registry.names() or _is_format(registries["hundredfold.quantization"], asked, info):
         if options.quantization_exclude:
             known = ", ".join(registry.names()) or "none is installed"
             raise ModelLoadError(
@@ -116,6 +120,18 @@ def choose_on_the_fly(
     aliases = common_names(names)
     excepted = _matching(options.quantization_exclude, aliases)
     return OnTheFly(quantizer, guard, excepted, aliases)
+
+
+def _is_format(formats: Registry, name: str, info: CheckpointInfo) -> bool:
+    """Whether the checkpoint is of the format that has this name."""
+    if name not in formats.names():
+        return False
+    try:
+        plugin = formats.get(name)
+    except PluginError as error:
+        raise ModelLoadError(str(error)) from error
+    ask = Guard(formats).asking(lambda format: format.refuses(info), asked_for=True)
+    return not ask(plugin)
 
 
 def common_names(names: ParameterNames) -> dict[str, tuple[str, ...]]:

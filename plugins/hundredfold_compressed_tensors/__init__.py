@@ -1,0 +1,1 @@
+"""Checkpoints that llm-compressor writes, as canonical weights."""
