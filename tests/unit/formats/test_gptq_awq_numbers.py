@@ -164,6 +164,28 @@ class TestColumnsOfGroups:
             read(section("gptq", group_size=64), tensors)
 
 
+@pytest.mark.parametrize(
+    ("packing", "version"),
+    [("auto_round:auto_gptq", 1), ("auto_round:gptqmodel", 2), ("auto_round", 2), ("auto_round:auto_awq", 0)],
+)
+def test_auto_round(packing: str, version: int) -> None:
+    """Its layouts are others' under other names; layers that differ are named, or matched by a pattern."""
+    name = "model.layers.3.mlp.down_proj"
+    layer = round_to_nearest(random(), 8 if version else 4, 64)
+    tensors = gptq_tensors(name, layer, version) if version else awq_tensors(name, layer)
+    values = {"bits": 8, "group_size": 64} if version else {"group_size": 64}
+    plain = {"bits": 16, "data_type": "fp"}
+    for extra in ({name: values}, {r".*mlp\.down_proj.*": values}):
+        own = {"packing_format": packing, "sym": False, "extra_config": {"lm_head": plain, **extra}}
+        info = CheckpointInfo(
+            "safetensors", {"quant_method": "auto-round", "bits": 4, "group_size": 32, **own}
+        )
+        method = FORMATS.get("gptq" if version else "awq").bind(info)
+        weight = method.load(LayerRequest(name, (ROWS, COLUMNS)), MemoryTensors(stored(tensors)))
+        assert torch.equal(matrix(weight), layer.matrix)
+        assert not method.covers(LayerRequest("lm_head", (ROWS, COLUMNS)))
+
+
 @pytest.mark.parametrize("act_order", [False, True])
 def test_gptq_passes_the_suite(act_order: bool) -> None:
     layer = round_to_nearest(random(), 3, 64, act_order=act_order)
