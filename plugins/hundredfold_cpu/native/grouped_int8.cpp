@@ -48,6 +48,7 @@ struct GroupedProduct {
     for (int64_t row = 0; row < m;) {
       const auto tile = [&](auto size) {
         constexpr int R = decltype(size)::value;
+        for (int r = 0; r < R; ++r) expect_write(y + (row + r) * y_stride + panel * PANEL);
         grouped_tile<BITS, R>(w, factors, codes, in, row, sums);
         for (int r = 0; r < R; ++r) put_row(sums + r * PANEL, row + r, panel);
         row += R;
@@ -63,7 +64,7 @@ struct GroupedProduct {
     const PackedCodes<BITS> packed{w.codes + panel * quads * PackedCodes<BITS>::BYTES};
     const Factors factors = Factors::of(w, panel);
     if (m <= ROWS) return rows<BITS>(packed, factors, panel);
-    const int64_t code_bytes = quads * LAYERS<BITS> * QUAD_BYTES, factor_bytes = groups * PANEL * 4;
+    const int64_t code_bytes = quads * UnpackedCodes<BITS>::BYTES, factor_bytes = groups * PANEL * 4;
     uint8_t* codes = static_cast<uint8_t*>(workspace(Workspace::PANEL, size_t(code_bytes + 2 * factor_bytes)));
     float* scales = reinterpret_cast<float*>(codes + code_bytes);
     float* offsets = factors.offsets ? scales + groups * PANEL : nullptr;
@@ -78,18 +79,19 @@ struct GroupedProduct {
 
 template <int BITS, class T>
 static void grouped(const GroupedWeight& w, const T* x, int64_t x_stride, int64_t m, T* y, int64_t y_stride) {
-  const Inputs in = Inputs::in(workspace(Workspace::INPUTS, Inputs::bytes(w, m)), w, m);
+  using Code = InputCode<BITS>;
+  const Inputs in = Inputs::in(workspace(Workspace::INPUTS, Inputs::bytes(w, sizeof(Code), m)), w, sizeof(Code), m);
   const GroupedProduct<T> job{w, in, m, y, y_stride};
   const bool few = m <= FEW_INPUTS;
   if (few) {
-    for (int64_t row = 0; row < m; ++row) quantize_row(w, x + row * x_stride, in, row);
+    for (int64_t row = 0; row < m; ++row) quantize_row<Code>(w, x + row * x_stride, in, row);
   }
   const int64_t panels = w.panels(), at_once = 1 + SHARE / (m * w.k * PANEL);
 #pragma omp parallel if (m * w.n * w.k > SMALL)
   {
     if (!few) {
 #pragma omp for schedule(static)
-      for (int64_t row = 0; row < m; ++row) quantize_row(w, x + row * x_stride, in, row);
+      for (int64_t row = 0; row < m; ++row) quantize_row<Code>(w, x + row * x_stride, in, row);
     }
 #pragma omp for schedule(dynamic, at_once) nowait
     for (int64_t panel = 0; panel < panels; ++panel) job.template panel<BITS>(panel);

@@ -7,9 +7,9 @@
 
 namespace HF_ISA {
 
-// Quads of a group of 32 columns, the size that most formats have.
-constexpr int USUAL = 8;
-static_assert(USUAL <= RUN);
+// Columns of a group in most formats.
+constexpr int64_t USUAL = 32;
+static_assert(USUAL / STEP<4> <= RUN<4>);
 
 // Where a tile finds the codes of a panel: packed as they lie in memory, or unpacked by `unpack`.
 template <int BITS>
@@ -17,29 +17,27 @@ struct PackedCodes {
   static constexpr int BYTES = QUAD_BYTES * BITS / 8;
   const uint8_t* codes;
 
-  Quad get(int64_t quad, [[maybe_unused]] int layer) const {
-    const uint8_t* p = codes + quad * BYTES;
-    if constexpr (BITS == 4) return halves(p);
-    return LAYERS<BITS> == 2 ? layer_of(load_quad(p), layer) : load_quad(p);
+  Quad get(int64_t step) const {
+    if constexpr (BITS == 4) return halves(codes + step * BYTES);
+    if constexpr (WIDE<BITS>) return columns_of(load_quad(codes + step / 2 * BYTES), step % 2);
+    return load_quad(codes + step * BYTES);
   }
-  PackedCodes from(int64_t quad) const { return {codes + quad * BYTES}; }
+  PackedCodes after(int64_t quads) const { return {codes + quads * BYTES}; }
 };
 
 template <int BITS>
 struct UnpackedCodes {
-  static constexpr int BYTES = QUAD_BYTES * LAYERS<BITS>;
+  static constexpr int64_t BYTES = QUAD / STEP<BITS> * QUAD_BYTES;
   const uint8_t* codes;
 
-  Quad get(int64_t quad, int layer) const { return load_quad(codes + quad * BYTES + layer * QUAD_BYTES); }
-  UnpackedCodes from(int64_t quad) const { return {codes + quad * BYTES}; }
+  Quad get(int64_t step) const { return load_quad(codes + step * QUAD_BYTES); }
+  UnpackedCodes after(int64_t quads) const { return {codes + quads * BYTES}; }
 };
 
 template <int BITS>
 static void unpack(const uint8_t* codes, int64_t quads, uint8_t* out) {
   const PackedCodes<BITS> packed{codes};
-  for (int64_t quad = 0; quad < quads; ++quad) {
-    for (int layer = 0; layer < LAYERS<BITS>; ++layer, out += QUAD_BYTES) store_quad(out, packed.get(quad, layer));
-  }
+  for (int64_t step = 0; step < quads * QUAD / STEP<BITS>; ++step, out += QUAD_BYTES) store_quad(out, packed.get(step));
 }
 
 // A panel's scales and offsets.
@@ -57,88 +55,112 @@ struct Factors {
   }
 };
 
-// The sums of `count` quads, at most RUN, for R rows; COUNT says at compile time how many, or is 0.
-template <int BITS, int COUNT, int R, class Codes>
-static inline void run_of_quads(const Codes& codes, int64_t count, const int8_t* x, int64_t stride, Ints (&sums)[R]) {
-  // Layer after layer, so that registers hold the sums of one.
-#pragma GCC unroll 2
-  for (int layer = 0; layer < LAYERS<BITS>; ++layer) {
-    Partial partial[R];
-    const auto add_quad = [&](int64_t quad) {
-      const Quad w = codes.get(quad, layer);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const int8_t* input = x + r * stride + quad * QUAD;
-        partial[r] = quad == 0 ? products(w, input) : add_products(partial[r], w, input);
-      }
-    };
-    add_quad(0);
-    if constexpr (COUNT > 0) {
-#pragma GCC unroll 16
-      for (int quad = 1; quad < COUNT; ++quad) add_quad(quad);
-    } else {
-      for (int64_t quad = 1; quad < count; ++quad) add_quad(quad);
-    }
+// The sums of `count` steps, at most RUN, for R rows; COUNT says at compile time how many, or is 0.
+template <int BITS, int64_t COUNT, int R, class Codes>
+static inline void run_of_steps(const Codes& codes, int64_t count, const InputCode<BITS>* const (&x)[R], Ints (&sums)[R]) {
+  decltype(products(Quad(), x[0])) partial[R];
+  const auto add_step = [&](int64_t step) {
+    const Quad w = codes.get(step);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      sums[r] = layer ? plus(sums[r], times_16(widen(partial[r]))) : widen(partial[r]);
-      if (layer + 1 < LAYERS<BITS>) asm volatile("" : "+m"(sums[r]));  // the next layer needs its register
+      const InputCode<BITS>* input = x[r] + step * STEP<BITS>;
+      partial[r] = step == 0 ? products(w, input) : add_products(partial[r], w, input);
     }
+  };
+  add_step(0);
+  if constexpr (COUNT > 0) {
+#pragma GCC unroll 16
+    for (int64_t step = 1; step < COUNT; ++step) add_step(step);
+  } else {
+    for (int64_t step = 1; step < count; ++step) add_step(step);
   }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) sums[r] = widen(partial[r]);
 }
 
-// The same for any number of quads.
+// The same for any number of steps.
 template <int BITS, int R, class Codes>
-__attribute__((noinline)) static void all_quads(Codes codes, int64_t count, const int8_t* x, int64_t stride,
+__attribute__((noinline)) static void all_steps(Codes codes, int64_t count, const InputCode<BITS>* const (&from)[R],
                                                 Ints (&sums)[R]) {
-  for (int r = 0; r < R; ++r) sums[r] = all(0);
+  const InputCode<BITS>* x[R];
+  for (int r = 0; r < R; ++r) x[r] = from[r], sums[r] = all(0);
   while (count > 0) {
-    const int64_t some = count < RUN ? count : RUN;
+    const int64_t some = count < RUN<BITS> ? count : RUN<BITS>;
     Ints more[R];
-    run_of_quads<BITS, 0>(codes, some, x, stride, more);
-    for (int r = 0; r < R; ++r) sums[r] = plus(sums[r], more[r]);
-    codes = codes.from(some);
-    x += some * QUAD;
+    run_of_steps<BITS, 0>(codes, some, x, more);
+    for (int r = 0; r < R; ++r) sums[r] = plus(sums[r], more[r]), x[r] += some * STEP<BITS>;
+    codes = codes.after(some * STEP<BITS> / QUAD);
     count -= some;
   }
 }
 
-// R rows from `row` on times a panel: out[R][16], without bias.
+// What becomes of a group's sums.
+template <bool BIASED, bool OFFSETS>
+struct Finish {
+  const float *scales, *sums;  // of the tile's rows, in this group
+  const int32_t* biases;
+  Vec scale, offset;  // of the panel
+
+  void add_to(float* out, int r, Ints sum) const {
+    if constexpr (BIASED) sum = minus(sum, all(biases[r]));
+    Vec acc = fma(to_float(sum), mul(scale, broadcast(scales[r])), load(out));
+    if constexpr (OFFSETS) acc = fma(offset, broadcast(sums[r]), acc);
+    store(out, acc);
+  }
+};
+
+// R rows from `row` on times a panel: out[R][16], without bias. EVEN: every group has USUAL columns. On its own, or GCC
+// would keep `out` in registers that there are not.
+template <int BITS, int R, bool BIASED, bool OFFSETS, bool EVEN, class Codes>
+__attribute__((noinline)) static void tile_of_groups(const GroupedWeight& w, const Factors& factors, Codes codes,
+                                                     const Inputs& in, int64_t row, float* out) {
+  using Code = InputCode<BITS>;
+  const int64_t groups = w.groups();
+  const Code* first = in.row<Code>(row);
+  for (int r = 0; r < R; ++r) store(out + r * PANEL, zero());
+  Finish<BIASED, OFFSETS> finish{in.scales + row, in.sums + row, in.biases + row, zero(), zero()};
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t quads = EVEN ? USUAL / QUAD : w.quads_of(g);
+    asm("" : "+r"(first));  // or GCC would keep an address for each row and step, most of them in memory
+    const Code* x[R];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) x[r] = in.next(first, r);
+    Ints sums[R];
+    if constexpr (EVEN) {
+      run_of_steps<BITS, USUAL / STEP<BITS>>(codes, 0, x, sums);
+    } else {
+      all_steps<BITS>(codes, quads * QUAD / STEP<BITS>, x, sums);
+    }
+    finish.scale = factors.read(factors.scales, g);
+    if constexpr (OFFSETS) finish.offset = factors.read(factors.offsets, g);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      finish.add_to(out + r * PANEL, r, sums[r]);
+      asm volatile("" : : : "memory");  // one row after the other: registers are few
+    }
+    codes = codes.after(quads), first += quads * QUAD;
+    finish.scales += in.rows, finish.sums += in.rows, finish.biases += in.rows;
+  }
+}
+
+struct True {
+  static constexpr bool value = true;
+};
+struct False {
+  static constexpr bool value = false;
+};
+
 template <int BITS, int R, class Codes>
 static void grouped_tile(const GroupedWeight& w, const Factors& factors, Codes codes, const Inputs& in, int64_t row,
                          float* out) {
-  const int8_t* x = in.codes + row * in.stride;
-  const int64_t stride = in.stride, rows = in.rows, groups = w.groups();
-  const float *scales = in.scales + row, *input_sums = in.sums + row;
-  const int32_t* biases = w.code_bias != 0 ? in.biases + row : nullptr;
-  for (int r = 0; r < R; ++r) store(out + r * PANEL, zero());
-  for (int64_t g = 0; g < groups; ++g, scales += rows, input_sums += rows) {
-    const int64_t count = w.quads_of(g);
-    Ints sums[R];
-    if (count == USUAL) {
-      run_of_quads<BITS, USUAL>(codes, count, x, stride, sums);
-    } else {
-      all_quads<BITS>(codes, count, x, stride, sums);
-    }
-    codes = codes.from(count);
-    x += count * QUAD;
-    if (biases) {
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) sums[r] = minus(sums[r], all(biases[g * rows + r]));
-    }
-    const Vec scale = factors.read(factors.scales, g);
-    const auto add_group = [&](int r) {
-      return fma(to_float(sums[r]), mul(scale, broadcast(scales[r])), load(out + r * PANEL));
-    };
-    if (factors.offsets) {
-      const Vec offset = factors.read(factors.offsets, g);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) store(out + r * PANEL, fma(offset, broadcast(input_sums[r]), add_group(r)));
-    } else {
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) store(out + r * PANEL, add_group(r));
-    }
-  }
+  const bool even = w.group == USUAL && w.k % USUAL == 0, biased = w.code_bias != 0;
+  const auto take = [&](auto is_biased, auto has_offsets) {
+    constexpr bool BIASED = decltype(is_biased)::value, OFFSETS = decltype(has_offsets)::value;
+    if (even) return tile_of_groups<BITS, R, BIASED, OFFSETS, true>(w, factors, codes, in, row, out);
+    tile_of_groups<BITS, R, BIASED, OFFSETS, false>(w, factors, codes, in, row, out);
+  };
+  if (factors.offsets) return biased ? take(True(), True()) : take(False(), True());
+  biased ? take(True(), False()) : take(False(), False());
 }
 
 }  // namespace HF_ISA

@@ -5,29 +5,40 @@
 
 namespace HF_ISA {
 
-// Codes lie row by row; a group's are filled up with zeros to whole quads.
+// Codes lie row by row, in bytes or in 16 bits; a group's are filled up with zeros to whole quads.
 struct Inputs {
-  int8_t* codes;
-  int64_t stride;
+  uint8_t* codes;
+  int64_t stride;  // bytes of a row
   int64_t rows;
   float* scales;    // [groups][rows]
   float* sums;      // [groups][rows]: the sum of codes, times the scale
   int32_t* biases;  // [groups][rows]: the sum of codes, times the weight's code_bias
 
   // Bytes of a row: codes are written sixteen at a time, and rows should not share a line of the cache.
-  static int64_t stride_for(const GroupedWeight& w) { return (w.quads() * QUAD + LANES + 63) / 64 * 64; }
-  static size_t bytes(const GroupedWeight& w, int64_t rows) {
-    return size_t(rows) * size_t(stride_for(w) + w.groups() * 12);
+  static int64_t stride_for(const GroupedWeight& w, size_t code) {
+    return (int64_t(code) * (w.quads() * QUAD + LANES) + 63) / 64 * 64;
   }
-  static Inputs in(void* memory, const GroupedWeight& w, int64_t rows) {
+  static size_t bytes(const GroupedWeight& w, size_t code, int64_t rows) {
+    return size_t(rows) * size_t(stride_for(w, code) + w.groups() * 12);
+  }
+  static Inputs in(void* memory, const GroupedWeight& w, size_t code, int64_t rows) {
     Inputs in;
-    in.codes = static_cast<int8_t*>(memory);
-    in.stride = stride_for(w);
+    in.codes = static_cast<uint8_t*>(memory);
+    in.stride = stride_for(w, code);
     in.rows = rows;
     in.scales = reinterpret_cast<float*>(in.codes + rows * in.stride);
     in.sums = in.scales + rows * w.groups();
     in.biases = reinterpret_cast<int32_t*>(in.sums + rows * w.groups());
     return in;
+  }
+  template <class Code>
+  Code* row(int64_t row) const {
+    return reinterpret_cast<Code*>(codes + row * stride);
+  }
+  // What lies `rows` rows after p.
+  template <class Code>
+  const Code* next(const Code* p, int64_t rows) const {
+    return reinterpret_cast<const Code*>(reinterpret_cast<const uint8_t*>(p) + rows * stride);
   }
 };
 
@@ -40,8 +51,8 @@ static inline float float_from(int32_t bits) {
 constexpr float LARGEST_CODE = 127, SMALLEST = 0x1p-96f;
 
 // One group of one row.
-template <class T>
-static inline void quantize_group(const T* x, int64_t columns, int8_t* codes, float* scale, int32_t* sum) {
+template <class T, class Code>
+static inline void quantize_group(const T* x, int64_t columns, Code* codes, float* scale, int32_t* sum) {
   Ints most = all(0);
   for (int64_t i = 0; i < columns; i += LANES) most = larger(most, magnitude(get_part(x + i, columns - i)));
   // Compared by their bits, so that NaN is larger than any number.
@@ -58,9 +69,9 @@ static inline void quantize_group(const T* x, int64_t columns, int8_t* codes, fl
   *sum = total(sums);
 }
 
-template <class T>
+template <class Code, class T>
 static void quantize_row(const GroupedWeight& w, const T* x, const Inputs& in, int64_t row) {
-  int8_t* codes = in.codes + row * in.stride;
+  Code* codes = in.row<Code>(row);
   const int64_t groups = w.groups();
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t at = g * in.rows + row;

@@ -1,4 +1,7 @@
-// Sixteen outputs times four k of integers: unsigned codes of a weight, signed codes of an input, exact sums.
+// Sixteen outputs times a step of columns, in integers: unsigned codes of a weight, signed codes of an input, exact sums.
+//
+// A step is 64 bytes of a panel. Of bytes it is four columns, a quad. Where products of bytes are summed in 16 bits, two
+// of 8-bit codes would not fit: such codes and their inputs are multiplied as 16 bits, and a step is two columns.
 #pragma once
 
 #include <cstring>
@@ -8,9 +11,7 @@
 
 namespace HF_ISA {
 
-// ROWS: of input, whose sums a tile keeps in registers.
-// Where products are summed in 16 bits, RUN is the number of quads after which such sums have to be widened, and codes
-// of more than four bits are cut in two layers: sum = low + 16 * high.
+// ROWS: of input, whose sums a tile keeps in registers. NARROW: products of bytes are summed in 16 bits.
 #if HF_ISA_NUMBER == HF_AVX512VNNI
 constexpr int ROWS = 12;
 constexpr bool NARROW = false;
@@ -25,19 +26,35 @@ constexpr int ROWS = 2;
 constexpr bool NARROW = false;
 #endif
 template <int BITS>
-constexpr int LAYERS = NARROW ? BITS / 4 : 1;
-constexpr int64_t RUN = NARROW ? 8 : INT64_MAX;
-static_assert(!NARROW || RUN * 2 * 15 * 127 <= INT16_MAX);
+constexpr bool WIDE = NARROW && BITS == 8;
+template <int BITS>
+constexpr int64_t STEP = WIDE<BITS> ? 2 : QUAD;
+// Steps after which sums have to be widened.
+template <int BITS>
+constexpr int64_t RUN = NARROW && !WIDE<BITS> ? 8 : INT64_MAX;
+static_assert(!NARROW || RUN<4> * 2 * 15 * 127 <= INT16_MAX);
 
-static inline int32_t four(const int8_t* p) {
+// An input's code.
+template <bool IS_WIDE>
+struct Input {
+  using Code = int8_t;
+};
+template <>
+struct Input<true> {
+  using Code = int16_t;
+};
+template <int BITS>
+using InputCode = typename Input<WIDE<BITS>>::Code;
+
+// What a step takes of an input: four bytes.
+static inline int32_t part_of(const void* p) {
   int32_t bits;
-  std::memcpy(&bits, p, QUAD);
+  std::memcpy(&bits, p, 4);
   return bits;
 }
 
 #if HF_ISA_NUMBER >= HF_AVX512
 
-// A layer of a panel's quad: sixteen outputs times four codes.
 struct Quad {
   __m512i v;
 };
@@ -53,27 +70,34 @@ static inline Quad halves(const uint8_t* p) {
   const __m512i wide = _mm512_inserti64x4(_mm512_castsi256_si512(both), _mm256_srli_epi16(both, 4), 1);
   return {_mm512_and_si512(wide, _mm512_set1_epi8(15))};
 }
-// Of 8-bit codes the low or the high halves.
-static inline Quad layer_of(Quad x, int layer) {
-  return {_mm512_and_si512(layer ? _mm512_srli_epi16(x.v, 4) : x.v, _mm512_set1_epi8(15))};
-}
 #if HF_ISA_NUMBER == HF_AVX512VNNI
 static inline Partial add_products(Partial sum, Quad w, const int8_t* x) {
-  return {_mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi32(four(x)))};
+  return {_mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi32(part_of(x)))};
 }
 static inline Partial products(Quad w, const int8_t* x) { return add_products({_mm512_setzero_si512()}, w, x); }
 static inline Ints widen(Partial sum) { return {sum.v}; }
+static inline Quad columns_of(Quad x, int64_t) { return x; }  // never called
 #else
 static inline Partial products(Quad w, const int8_t* x) {
-  return {_mm512_maddubs_epi16(w.v, _mm512_set1_epi32(four(x)))};
+  return {_mm512_maddubs_epi16(w.v, _mm512_set1_epi32(part_of(x)))};
 }
 static inline Partial add_products(Partial sum, Quad w, const int8_t* x) {
   return {_mm512_add_epi16(sum.v, products(w, x).v)};
 }
 static inline Ints widen(Partial sum) { return {_mm512_madd_epi16(sum.v, _mm512_set1_epi16(1))}; }
+// Of a quad the first or the second two columns, in 16 bits.
+static inline Quad columns_of(Quad x, int64_t second) {  // a byte of 0x80 gives zero
+  const int two = second ? int(0x80038002) : int(0x80018000), lane = 0x04040404;
+  const __m128i four = _mm_add_epi8(_mm_setr_epi32(0, lane, 2 * lane, 3 * lane), _mm_set1_epi32(two));
+  return {_mm512_shuffle_epi8(x.v, _mm512_broadcast_i32x4(four))};
+}
+static inline Ints products(Quad w, const int16_t* x) { return {_mm512_madd_epi16(w.v, _mm512_set1_epi32(part_of(x)))}; }
+static inline Ints add_products(Ints sum, Quad w, const int16_t* x) {
+  return {_mm512_add_epi32(sum.v, products(w, x).v)};
+}
+static inline Ints widen(Ints sum) { return sum; }
 #endif
 static inline Ints plus(Ints x, Ints y) { return {_mm512_add_epi32(x.v, y.v)}; }
-static inline Ints times_16(Ints x) { return {_mm512_slli_epi32(x.v, 4)}; }
 
 // For the quantization of inputs.
 static inline Ints magnitude(Vec x) { return {_mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(INT32_MAX))}; }
@@ -83,6 +107,9 @@ static inline int32_t total(Ints x) { return _mm512_reduce_add_epi32(x.v); }
 static inline Ints nearest(Vec x) { return {_mm512_cvtps_epi32(x.v)}; }
 static inline void store_codes(int8_t* p, Ints x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
+}
+static inline void store_codes(int16_t* p, Ints x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x.v));
 }
 
 #elif HF_ISA_NUMBER == HF_AVX2
@@ -107,37 +134,57 @@ static inline Quad halves(const uint8_t* p) {
   const __m256i both = load_bytes(p);
   return {low_bits(both), high_bits(both)};
 }
-static inline Quad layer_of(Quad x, int layer) {
-  return layer ? Quad{high_bits(x.a), high_bits(x.b)} : Quad{low_bits(x.a), low_bits(x.b)};
+// Of a quad the first or the second two columns, in 16 bits.
+static inline Quad columns_of(Quad x, int64_t second) {  // a byte of 0x80 gives zero
+  const int two = second ? int(0x80038002) : int(0x80018000), lane = 0x04040404;
+  const __m128i four = _mm_add_epi8(_mm_setr_epi32(0, lane, 2 * lane, 3 * lane), _mm_set1_epi32(two));
+  const __m256i places = _mm256_broadcastsi128_si256(four);
+  return {_mm256_shuffle_epi8(x.a, places), _mm256_shuffle_epi8(x.b, places)};
 }
-// As assembly, because it stays in its place: GCC would begin with the products of all rows, and run out of registers.
-static inline __m256i multiply(__m256i w, __m256i input) {
-  __m256i sums;
-  asm volatile("vpmaddubsw %[x], %[w], %[to]" : [to] "=x"(sums) : [w] "x"(w), [x] "x"(input));
-  return sums;
-}
-static inline void multiply_add(__m256i& sums, __m256i w, __m256i input) {
-  __m256i products;
-  asm volatile("vpmaddubsw %[x], %[w], %[to]\n\tvpaddw %[to], %[sums], %[sums]"
-               : [sums] "+x"(sums), [to] "=&x"(products)
-               : [w] "x"(w), [x] "x"(input));
-}
+// A row at a time as assembly, because it stays in its place: GCC would begin with the products of all rows, and run out
+// of registers.
 static inline Partial products(Quad w, const int8_t* x) {
-  const __m256i input = _mm256_set1_epi32(four(x));
-  return {multiply(w.a, input), multiply(w.b, input)};
-}
-static inline Partial add_products(Partial sum, Quad w, const int8_t* x) {
-  const __m256i input = _mm256_set1_epi32(four(x));
-  multiply_add(sum.a, w.a, input);
-  multiply_add(sum.b, w.b, input);
+  Partial sum;
+  __m256i input;
+  asm volatile(
+      "vpbroadcastd %[x], %[input]\n\tvpmaddubsw %[input], %[wa], %[a]\n\tvpmaddubsw %[input], %[wb], %[b]"
+      : [a] "=&x"(sum.a), [b] "=x"(sum.b), [input] "=&x"(input)
+      : [wa] "x"(w.a), [wb] "x"(w.b), [x] "m"(*reinterpret_cast<const int8_t(*)[QUAD]>(x)));
   return sum;
 }
+static inline Partial add_products(Partial sum, Quad w, const int8_t* x) {
+  __m256i input, other;
+  asm volatile(
+      "vpbroadcastd %[x], %[input]\n\tvpmaddubsw %[input], %[wa], %[other]\n\tvpmaddubsw %[input], %[wb], %[input]\n\t"
+      "vpaddw %[other], %[a], %[a]\n\tvpaddw %[input], %[b], %[b]"
+      : [a] "+x"(sum.a), [b] "+x"(sum.b), [input] "=&x"(input), [other] "=&x"(other)
+      : [wa] "x"(w.a), [wb] "x"(w.b), [x] "m"(*reinterpret_cast<const int8_t(*)[QUAD]>(x)));
+  return sum;
+}
+alignas(32) static const int16_t ONES[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 static inline Ints widen(Partial sum) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  return {_mm256_madd_epi16(sum.a, ones), _mm256_madd_epi16(sum.b, ones)};
+  asm volatile("vpmaddwd %[ones], %[a], %[a]\n\tvpmaddwd %[ones], %[b], %[b]" : [a] "+x"(sum.a), [b] "+x"(sum.b) : [ones] "m"(ONES));
+  return {sum.a, sum.b};
 }
 static inline Ints plus(Ints x, Ints y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-static inline Ints times_16(Ints x) { return {_mm256_slli_epi32(x.a, 4), _mm256_slli_epi32(x.b, 4)}; }
+static inline Ints products(Quad w, const int16_t* x) {
+  Ints sum;
+  __m256i input;
+  asm volatile("vpbroadcastd %[x], %[input]\n\tvpmaddwd %[input], %[wa], %[a]\n\tvpmaddwd %[input], %[wb], %[b]"
+               : [a] "=&x"(sum.a), [b] "=x"(sum.b), [input] "=&x"(input)
+               : [wa] "x"(w.a), [wb] "x"(w.b), [x] "m"(*reinterpret_cast<const int16_t(*)[2]>(x)));
+  return sum;
+}
+static inline Ints add_products(Ints sum, Quad w, const int16_t* x) {
+  __m256i input, other;
+  asm volatile(
+      "vpbroadcastd %[x], %[input]\n\tvpmaddwd %[input], %[wa], %[other]\n\tvpmaddwd %[input], %[wb], %[input]\n\t"
+      "vpaddd %[other], %[a], %[a]\n\tvpaddd %[input], %[b], %[b]"
+      : [a] "+x"(sum.a), [b] "+x"(sum.b), [input] "=&x"(input), [other] "=&x"(other)
+      : [wa] "x"(w.a), [wb] "x"(w.b), [x] "m"(*reinterpret_cast<const int16_t(*)[2]>(x)));
+  return sum;
+}
+static inline Ints widen(Ints sum) { return sum; }
 
 static inline Ints magnitude(Vec x) {
   const __m256i mask = _mm256_set1_epi32(INT32_MAX);
@@ -162,6 +209,10 @@ static inline void store_codes(int8_t* p, Ints x) {
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
+static inline void store_codes(int16_t* p, Ints x) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
+}
 
 #else
 
@@ -181,7 +232,6 @@ static inline Quad halves(const uint8_t* p) {
   for (int i = 0; i < QUAD_BYTES / 2; ++i) r.v[i] = p[i] & 15, r.v[i + QUAD_BYTES / 2] = p[i] >> 4;
   return r;
 }
-static inline const Quad& layer_of(const Quad& x, int) { return x; }
 static inline Partial add_products(const Partial& sum, const Quad& w, const int8_t* x) {
   return each_int([&](int i) {
     const uint8_t* own = w.v + i * QUAD;
@@ -190,8 +240,8 @@ static inline Partial add_products(const Partial& sum, const Quad& w, const int8
 }
 static inline Partial products(const Quad& w, const int8_t* x) { return add_products(all(0), w, x); }
 static inline Ints widen(const Partial& sum) { return sum; }
+static inline Quad columns_of(const Quad& x, int64_t) { return x; }  // never called
 static inline Ints plus(const Ints& x, const Ints& y) { return each_int([&](int i) { return x.v[i] + y.v[i]; }); }
-static inline Ints times_16(const Ints& x) { return each_int([&](int i) { return x.v[i] * 16; }); }
 
 static inline Ints magnitude(const Vec& x) {
   return each_int([&](int i) { return int32_t(bits_of(x.v[i]) & 0x7fffffffu); });

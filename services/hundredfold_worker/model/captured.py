@@ -25,6 +25,9 @@ from hundredfold_worker.model.loaded import PagedCache
 _STEP = 64
 """Rows by which buffers grow; their pages are touched only as far as steps reach."""
 
+_LINE = 64
+"""Bytes of a line of the cache."""
+
 
 class _NotCaptured(Exception):
     """A part of the model has to be called from Python."""
@@ -122,13 +125,13 @@ class _Capture:
         body: list[NativeCall] = []
         last = len(decoder.layers) - 1
         for index, layer in enumerate(decoder.layers):
-            attended = self._buffer_for("attended", layer.spec.num_heads * layer.spec.head_dim)
+            attended = self._attended(layer.spec.num_heads * layer.spec.head_dim)
             body += self._until_attention(layer, index, attended)
             if index != last:
                 body += self._after_attention(layer, attended)
         rest = list(self._after_attention(decoder.layers[last], attended))
         rest += self._norm_of_sum(decoder.final_norm, self._delta)
-        logits = torch.empty((self._logit_rows, decoder.vocab_size), dtype=self._dtype, device=self._device)
+        logits = self._spaced(self._logit_rows, decoder.vocab_size)
         rest.append(self._linear(decoder.head, self._normed, logits))
         return Captured(
             cache=self._cache,
@@ -206,6 +209,13 @@ class _Capture:
             raise _NotCaptured
         return call
 
+    def _attended(self, width: int) -> Tensor:
+        """Attention writes rows without gaps."""
+        key = ("attended", width)
+        if key not in self._shared:
+            self._shared[key] = torch.empty((self._rows, width), dtype=self._dtype, device=self._device)
+        return self._shared[key]
+
     def _buffer_for(self, what: str, width: int) -> Tensor:
         """One for all layers that need this width."""
         key = (what, width)
@@ -214,4 +224,12 @@ class _Capture:
         return self._shared[key]
 
     def _buffer(self, width: int) -> Tensor:
-        return torch.empty((self._rows, width), dtype=self._dtype, device=self._device)
+        return self._spaced(self._rows, width)
+
+    def _spaced(self, rows: int, width: int) -> Tensor:
+        """Rows begin an odd number of lines apart. Products write a few columns of every row at a time: of rows
+        that lie 4,096 bytes apart, or 49,152 floats, those columns would share one set of the cache.
+        """
+        line = _LINE // self._dtype.itemsize
+        lines = -(-width // line) | 1
+        return torch.empty((rows, lines * line), dtype=self._dtype, device=self._device)[:, :width]
