@@ -114,7 +114,7 @@ def _heat(losses: tuple[LayerLoss, ...]) -> RenderableType:
     """A cell for each product: its kind downwards, its layer across."""
     grid = grid_of(losses)
     most = max((loss.error for loss in losses), default=0.0)
-    width = 2 if len(grid.layers) <= 36 else 1
+    width = 2 if len(grid.layers) <= 24 else 1
     table = Table.grid(padding=(0, 1))
     for kind, errors in zip(grid.kinds, grid.errors, strict=True):
         table.add_row(Text(kind, style="dim"), cells(errors, 0.0, most, width))

@@ -38,6 +38,7 @@ COMMANDS = {
     "models": Known("Fetch and list models.", "hundredfold.cli.models"),
     "bench": Known("Measure speed.", "hundredfold.cli.bench"),
     "estimate": Known("Tell what a model needs and gives, without loading it."),
+    "diagnose": Known("Find out why a model's output went wrong."),
     "quality": Known("Compare what two ways of serving a model say."),
 }
 """Told apart from the modules so that `hundredfold --help` imports none of them."""
