@@ -26,7 +26,7 @@ class Unquantized:
             return [f"a {checkpoint.container} file says itself how its tensors are quantized"]
         if checkpoint.quantization_config is not None:
             method = checkpoint.quantization_config.get("quant_method", "an unnamed method")
-            return [f"the checkpoint is quantized with {method}"]
+            return [f"the checkpoint is quantized with {str(method)[:80]}"]
         return []
 
     def bind(self, checkpoint: CheckpointInfo) -> UnquantizedMethod:

@@ -11,7 +11,9 @@ from hundredfold.plugin import (
     API_VERSION,
     CanonicalWeight,
     CheckpointInfo,
+    Codebook4Weight,
     DenseWeight,
+    GroupedIntWeight,
     LayerRequest,
     Reasons,
     StoredTensor,
@@ -22,7 +24,7 @@ from hundredfold_gguf.codebook import iq4_nl, iq4_xs, mxfp4
 from hundredfold_gguf.k_quants import q2_k, q3_k, q4_k, q5_k, q6_k
 from hundredfold_gguf.simple import q4_0, q4_1, q5_0, q5_1, q8_0
 
-READERS: dict[str, Callable[[LayerRequest, StoredTensor], CanonicalWeight]] = {
+READERS: dict[str, Callable[[LayerRequest, StoredTensor], GroupedIntWeight | Codebook4Weight]] = {
     "Q4_0": q4_0,
     "Q4_1": q4_1,
     "Q5_0": q5_0,
@@ -67,6 +69,16 @@ class GgufMethod:
     def load(self, layer: LayerRequest, tensors: TensorSource) -> CanonicalWeight:
         """The layer's matrix. Raises ``ValueError`` when it is absent, misshapen, cut or of unknown type."""
         stored = find_tensor(layer, tensors)
-        if stored.encoding in READERS:
-            return READERS[stored.encoding](layer, stored)
-        return DenseWeight(read_tensor(layer, tensors))
+        if stored.encoding not in READERS:
+            return DenseWeight(read_tensor(layer, tensors))
+        weight = READERS[stored.encoding](layer, stored)
+        if not _is_finite(weight):
+            raise ValueError(
+                f"layer '{layer.name}': tensor '{stored.name}' has scales or minima that are not finite"
+            )
+        return weight
+
+
+def _is_finite(weight: GroupedIntWeight | Codebook4Weight) -> bool:
+    zeros = weight.zeros if isinstance(weight, GroupedIntWeight) else None
+    return all(bool(part.isfinite().all()) for part in (weight.scales, zeros) if part is not None)

@@ -77,5 +77,11 @@ class MixedMethod:
             return DenseWeight(read_tensor(layer, tensors, encodings=FLOATS))
         return method.load(layer, tensors)
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the formats have to tell of their layers, each text once."""
+        said = (text for bound in self._rules for text in getattr(bound.method, "remarks", ()))
+        return tuple(dict.fromkeys(said))
+
     def _method(self, name: str) -> QuantizationMethod | None:
         return next((bound.method for bound in self._rules if bound.rule.matches(name)), None)
