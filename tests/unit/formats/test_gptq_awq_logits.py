@@ -47,7 +47,7 @@ def test_gptq(tmp_path: Path, bits: int, act_order: bool, version: int) -> None:
 
 
 def test_gptq_of_mixed_layers(tmp_path: Path) -> None:
-    """Parts of what is one product elsewhere differ: 8 bits, 2 bits by columns in any order, floats."""
+    """Parts of what is one product elsewhere differ: in bits, groups, order of columns; some are floats."""
 
     def pack(name: str, matrix: Tensor) -> tuple[Mapping[str, Tensor], Quantized] | None:
         if "k_proj" in name or "layers.1.mlp" in name:
@@ -68,6 +68,24 @@ def test_gptq_of_mixed_layers(tmp_path: Path) -> None:
     }
     section = {**GPTQ, "dynamic": rules, "lm_head": True, "desc_act": True}
     assert error(tmp_path, section, pack) < 1e-3
+
+
+def test_packed_weights_meet_int8_inputs_unless_floats_are_asked_for(tmp_path: Path) -> None:
+    """Queries, keys and values are one product of packed integers, by columns in any order as well."""
+
+    def pack(name: str, matrix: Tensor) -> tuple[Mapping[str, Tensor], Quantized] | None:
+        if name == "lm_head":
+            return None
+        layer = round_to_nearest(matrix, 3, 64, act_order=True)
+        return gptq_tensors(name, layer), layer
+
+    section = {**GPTQ, "bits": 3, "desc_act": True}
+    reference = write_quantized(tmp_path, section, each_layer(pack))
+    model = load(tmp_path, dtype="auto")
+    kernels = {s.reason for s in model.runtime.selections if s.subject == "kernels" and s.chosen == "cpu"}
+    assert any(text.startswith("8 of 9 linear layers") and "kept in 4 bits" in text for text in kernels)
+    got, wanted = one_prefill(model, IDS).float(), reference_logits(reference, IDS)
+    assert float(torch.nn.functional.cosine_similarity(got, wanted).mean()) > 0.99
 
 
 @pytest.mark.parametrize("bits", [3, 4])
