@@ -19,17 +19,19 @@ from hundredfold.plugin import (
     DrawingElementwise,
     ElementwiseSpec,
     KVCacheSpec,
+    NothingFits,
 )
 from hundredfold.plugin.registry import Registry
 from hundredfold_worker.model.activations import ActivationsPolicy
 from hundredfold_worker.model.architectures import describe
 from hundredfold_worker.model.build import Builder, attention_spec
 from hundredfold_worker.model.cache import BackendCachePlanner, heads_of_cache
-from hundredfold_worker.model.checkpoint import open_checkpoint
+from hundredfold_worker.model.checkpoint import Checkpoint, open_checkpoint
 from hundredfold_worker.model.decoder import Decoder
 from hundredfold_worker.model.description import ModelDescription
 from hundredfold_worker.model.errors import ModelLoadError
-from hundredfold_worker.model.loaded import LoadedModel, LoadOptions, PagedCache, RuntimeReport
+from hundredfold_worker.model.guards import GuardedMethod
+from hundredfold_worker.model.loaded import LoadedModel, LoadOptions, PagedCache, RuntimeReport, Selection
 from hundredfold_worker.model.on_the_fly import choose_on_the_fly
 from hundredfold_worker.model.precision import NAMES, choose_device, choose_dtype
 from hundredfold_worker.model.rotary import RotaryTable
@@ -115,7 +117,7 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
     max_model_len = _max_model_len(options, description)
     on_the_fly = choose_on_the_fly(registries, options, checkpoint.info, model.names)
     asked_format = options.quantization if on_the_fly is None else AUTO
-    method, quantization_selection = choose_quantization(registries, checkpoint.info, asked_format)
+    method, quantization_selection = _format_of(checkpoint, registries, asked_format)
     kv_heads, head_dim = heads_of_cache(description)
     spec = KVCacheSpec(description.num_layers, kv_heads, head_dim, options.block_size, device, dtype)
     encoding, kv_selection = choose_kv_cache(registries, spec, options.kv_cache_dtype)
@@ -165,6 +167,17 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
         warnings=tuple(reader.warnings()),
     )
     return LoadedDecoder(description, runtime, device, dtype, max_model_len, decoder, Runner(decoder))
+
+
+def _format_of(
+    checkpoint: Checkpoint, registries: Mapping[str, Registry], asked: str
+) -> tuple[GuardedMethod, Selection]:
+    try:
+        return choose_quantization(registries, checkpoint.info, asked)
+    except ModelLoadError as error:
+        if isinstance(error.__cause__, (NothingFits, ValueError)):  # not a plugin's own fault
+            raise ModelLoadError(f"{checkpoint.path}: {error}") from error
+        raise
 
 
 def _max_model_len(options: LoadOptions, description: ModelDescription) -> int:
