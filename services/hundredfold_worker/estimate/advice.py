@@ -102,10 +102,10 @@ def _sequences(case: Case) -> Iterator[Remedy]:
 def _weights(case: Case) -> Iterator[Remedy]:
     linear = [part for part in case.outline.parts if part.role is not Role.EMBEDDING]
     widest = max((_bits(case, part) for part in linear), default=0)
-    if widest > 10 and case.kept.keeps_integers:
+    if widest > 10 and case.kept.keeps_channels:
         then = _again(case, forms=at_load("int8", (), case.forms))
         yield _remedy(case, "--quantization int8", then, case.wanted, "about 1 % of perplexity")
-    if widest > 6 and case.kept.keeps_integers:
+    if widest > 6 and case.kept.keeps_groups:
 
         def four(part: Part) -> Form:
             linear_part = part.role is Role.LINEAR

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hundredfold.errors import StartError
 from hundredfold_worker.estimate.advice import Case, Remedy, remedies
 from hundredfold_worker.estimate.fit import CPU_CACHE_TOKENS, Load, fit
-from hundredfold_worker.estimate.formats import at_load
+from hundredfold_worker.estimate.formats import FOR_INT8_INPUTS, at_load
 from hundredfold_worker.estimate.machine import Wish, machine
 from hundredfold_worker.estimate.placement import Device, Placed, place
 from hundredfold_worker.estimate.resident import encoding_of, layout
@@ -73,8 +73,8 @@ def estimate(asked: Asked) -> Estimate:
         512 if place_on.device == "cpu" else 8192, asked.max_num_seqs
     )
     load = Load(length, asked.block_size, batched, asked.max_num_seqs, encoding, asked.concurrency)
-    wanted_dtype = asked.wish.dtype != "auto" and asked.quantization not in ("int8",)
-    kept = layout(place_on.device, place_on.dtype, asked.activations, wanted_dtype)
+    dtype_asked, meant_int8 = asked.wish.dtype != "auto", asked.quantization in FOR_INT8_INPUTS
+    kept = layout(place_on.device, place_on.dtype, asked.activations, dtype_asked, meant_int8)
     case = Case(outline, forms, kept, place_on, load, fit(outline, forms, kept, place_on, load))
     context = min(asked.context or _CONTEXT, length)
     rows = _rows(case, context, asked.concurrency)

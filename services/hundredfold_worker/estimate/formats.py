@@ -20,12 +20,13 @@ FP8 = Form("fp8 by channel", Kind.FLOAT8, 8, None, 32)
 NF4 = Form("nf4 g64", Kind.CODEBOOK, 4, 64, 32)
 AT_LOAD: Mapping[str, Form] = {
     "int8": INT8,
-    "bitsandbytes-int8": INT8,
     "fp8": FP8,
-    "bitsandbytes-nf4": NF4,
-    "bitsandbytes-fp4": replace(NF4, label="fp4 g64"),
+    "nf4": NF4,
+    "fp4": replace(NF4, label="fp4 g64"),
 }
-"""What quantizes while a model loads, by the name that a worker is told."""
+"""What quantizes while a model loads, by what its name ends with, whoever does it."""
+FOR_INT8_INPUTS = ("int8",)
+"""Those whose weights are meant for int8 inputs."""
 
 
 def chooser_of(config: Config) -> tuple[str, Chooser]:
@@ -49,7 +50,7 @@ def chooser_of(config: Config) -> tuple[str, Chooser]:
 
 def at_load(name: str, exclude: Sequence[str], stored: Chooser) -> Chooser:
     """What a quantizer makes of the linear layers. Raises ``StartError`` when it is not known."""
-    form = AT_LOAD.get(name)
+    form = AT_LOAD.get(name.rpartition("-")[2])
     if form is None:
         raise StartError(f"quantization {name!r} is not known here; known are {', '.join(AT_LOAD)}")
 
@@ -96,7 +97,9 @@ def _matches(pattern: str, name: str) -> bool:
         raise StartError(f"quantization_config: {pattern!r} is no regular expression: {error}") from None
 
 
-def _grouped(label: str, bits: int, group: int, zero_bits: float, column_bits: float = 0) -> Form:
+def _grouped(
+    label: str, bits: int, group: int, zero_bits: float, column_bits: float = 0, one_zero: bool = False
+) -> Form:
     said = "row" if group < 0 else f"g{group}"
     return Form(
         f"{label} {bits}-bit {said}",
@@ -106,6 +109,7 @@ def _grouped(label: str, bits: int, group: int, zero_bits: float, column_bits: f
         16,
         zero_bits,
         column_bits,
+        one_zero,
     )
 
 
@@ -114,6 +118,7 @@ def _gptq(section: Mapping[str, Any]) -> _Maybe:
     rules = section.get("dynamic")
     rules = rules if isinstance(rules, dict) else {}
     head = section.get("lm_head") is True
+    symmetric = section.get("sym") is not False
 
     def choose(part: Part) -> Form | None:
         if not _linear(part, (), head):
@@ -126,7 +131,7 @@ def _gptq(section: Mapping[str, Any]) -> _Maybe:
                 own = rule if isinstance(rule, dict) else {}
                 break
         width = _whole(own, "bits", bits)
-        return _grouped("gptq", width, _whole(own, "group_size", group), width, 32)
+        return _grouped("gptq", width, _whole(own, "group_size", group), width, 32, one_zero=symmetric)
 
     return choose
 
@@ -135,7 +140,7 @@ def _awq(section: Mapping[str, Any]) -> _Maybe:
     bits = _whole(section, "bits", _whole(section, "w_bit", 4))
     group = _whole(section, "group_size", _whole(section, "q_group_size", 128))
     excluded = _names(section, "modules_to_not_convert")
-    form = _grouped("awq", bits, group, bits)
+    form = _grouped("awq", bits, group, bits, one_zero=section.get("zero_point") is False)
     return lambda part: form if _linear(part, excluded) else None
 
 
@@ -209,6 +214,25 @@ def _scheme(scheme: Mapping[str, Any]) -> Form | None:
     return _grouped("int", bits, group if strategy == "group" else -1, zero)
 
 
+def _mixed(section: Mapping[str, Any]) -> _Maybe:
+    rules = section.get("rules")
+    parsed: list[tuple[str, _Maybe | None]] = []
+    for rule in rules if isinstance(rules, list) else []:
+        inside = rule.get("config") if isinstance(rule, dict) else None
+        method = _METHODS.get(str(inside.get("quant_method"))) if isinstance(inside, dict) else None
+        if isinstance(inside, dict) and (method is None or method is _mixed):
+            raise StartError(f"quantization_config: no format {inside.get('quant_method')!r} in a mixed one")
+        parsed.append((str(rule.get("layers")), None if method is None else method(inside)))
+
+    def choose(part: Part) -> Form | None:
+        for pattern, form in parsed:
+            if fnmatchcase(part.name, pattern):
+                return None if form is None else form(part)
+        return None
+
+    return choose
+
+
 _METHODS: Mapping[str, Callable[[Mapping[str, Any]], _Maybe]] = {
     "gptq": _gptq,
     "awq": _awq,
@@ -216,5 +240,6 @@ _METHODS: Mapping[str, Callable[[Mapping[str, Any]], _Maybe]] = {
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
+    "mixed": _mixed,
     "mxfp4": _mxfp4,
 }

@@ -36,6 +36,19 @@ class Form:
     """Of a group's zero point or offset as stored; 0 without."""
     column_bits: float = 0
     """Of what each input column has, such as the group that it is of."""
+    one_zero: bool = False
+    """Whether all groups share a zero point, which memory then does not hold."""
+
+    @property
+    def halves(self) -> bool:
+        """Whether scales and offsets stay float16 in memory: products of two numbers need a float32."""
+        zero = 0 if self.one_zero else self.zero_bits
+        return self.scale_bits in (0, 16) and zero in (0, 16)
+
+    @property
+    def offsets(self) -> bool:
+        """Whether memory holds an offset for each group."""
+        return self.zero_bits > 0 and not self.one_zero
 
     def groups(self, part: Part) -> int:
         """Groups of a matrix, of one copy."""
@@ -62,17 +75,25 @@ _FLOATS = {
     **dict.fromkeys(("float64", "f64", "double"), ("fp64", 64)),
 }
 
-_GGUF_BITS = {  # bytes of a block and its weights, scales included
-    "Q4_0": (18, 32), "Q4_1": (20, 32), "Q5_0": (22, 32), "Q5_1": (24, 32), "Q8_0": (34, 32),
-    "Q2_K": (84, 256), "Q3_K": (110, 256), "Q4_K": (144, 256), "Q5_K": (176, 256), "Q6_K": (210, 256),
+_GGUF_DENSE = {  # bytes of a block and its weights, scales included
     "Q8_K": (292, 256), "IQ1_S": (50, 256), "IQ1_M": (56, 256), "IQ2_XXS": (66, 256), "IQ2_XS": (74, 256),
-    "IQ2_S": (82, 256), "IQ3_XXS": (98, 256), "IQ3_S": (110, 256), "IQ4_NL": (18, 32), "IQ4_XS": (136, 256),
-    "TQ1_0": (54, 256), "TQ2_0": (66, 256), "MXFP4": (17, 32),
+    "IQ2_S": (82, 256), "IQ3_XXS": (98, 256), "IQ3_S": (110, 256), "TQ1_0": (54, 256), "TQ2_0": (66, 256),
 }  # fmt: skip
+"""What becomes dense at load."""
 _GGUF_PACKED = {
     "Q4_0": Form("Q4_0", Kind.GROUPED, 4, 32, 16),
     "Q4_1": Form("Q4_1", Kind.GROUPED, 4, 32, 16, 16),
+    "Q5_0": Form("Q5_0", Kind.GROUPED, 5, 32, 16),
+    "Q5_1": Form("Q5_1", Kind.GROUPED, 5, 32, 16, 16),
     "Q8_0": Form("Q8_0", Kind.GROUPED, 8, 32, 16),
+    "Q2_K": Form("Q2_K", Kind.GROUPED, 2, 16, 5, 5),
+    "Q3_K": Form("Q3_K", Kind.GROUPED, 3, 16, 7),
+    "Q4_K": Form("Q4_K", Kind.GROUPED, 4, 32, 8, 8),
+    "Q5_K": Form("Q5_K", Kind.GROUPED, 5, 32, 8, 8),
+    "Q6_K": Form("Q6_K", Kind.GROUPED, 6, 16, 9),
+    "IQ4_NL": Form("IQ4_NL", Kind.CODEBOOK, 4, 32, 16),
+    "IQ4_XS": Form("IQ4_XS", Kind.CODEBOOK, 4, 32, 8),
+    "MXFP4": Form("MXFP4", Kind.CODEBOOK, 4, 32, 8),
 }
 
 
@@ -80,7 +101,7 @@ def gguf(name: str) -> Form:
     """A GGUF type. Raises ``KeyError`` for an unknown one."""
     if name in _GGUF_PACKED:
         return _GGUF_PACKED[name]
-    if name in _GGUF_BITS:
-        size, weights = _GGUF_BITS[name]
+    if name in _GGUF_DENSE:
+        size, weights = _GGUF_DENSE[name]
         return Form(name, Kind.DENSE, size * 8 / weights)
     return dense(name)

@@ -44,16 +44,24 @@ class Layout:
 
     device: str
     dtype: str
-    keeps_integers: bool
-    """Whether integer weights stay integers, or become floats of the compute type."""
+    keeps_groups: bool
+    """Whether grouped integers stay integers, or become floats of the compute type."""
+    keeps_channels: bool
+    """The same for int8 by output channel, which only int8 inputs are multiplied by."""
+
+    def keeps(self, form: Form) -> bool:
+        """Whether a form stays as integers."""
+        return (form.kind is Kind.GROUPED and self.keeps_groups) or (
+            form.kind is Kind.CHANNEL and self.keeps_channels
+        )
 
     def part(self, part: Part, form: Form, tied: bool) -> int:
         """Bytes of a matrix, all copies; ``tied``: an output layer that is the embedding."""
         if part.role is Role.EMBEDDING:
             return self._table(part, form)
-        if form.kind is Kind.GROUPED and self.keeps_integers:
+        if form.kind is Kind.GROUPED and self.keeps_groups:
             return self._grouped(part, form) * part.copies
-        if form.kind is Kind.CHANNEL and self.keeps_integers:
+        if form.kind is Kind.CHANNEL and self.keeps_channels:
             return _up(part.rows, _PANEL) * (_up(part.columns, 4) + 8) * part.copies
         if tied and part.role is Role.HEAD and self.device != "cpu":
             return 0  # the same tensor; a CPU's kernel arranges one of its own
@@ -65,16 +73,13 @@ class Layout:
         group = part.columns if form.group is None else form.group
         whole, rest = divmod(part.columns, group)
         columns = whole * _up(group, 4) + _up(rest, 4)
-        # GGUF's minimum stays a half; a zero point times its scale needs a float
-        halves = form.zero_bits in (0, 16)
-        per_group = (2 if halves else 4) * (2 if form.zero_bits else 1)
+        per_group = (2 if form.halves else 4) * (2 if form.offsets else 1)
         groups = -(-part.columns // group)
         return _up(part.rows, _PANEL) * (columns * bits // 8 + groups * per_group)
 
     def _table(self, part: Part, form: Form) -> int:
         if form.kind is Kind.GROUPED:
-            sides = 2 if form.zero_bits else 1
-            return part.count + form.groups(part) * 2 * sides
+            return part.count + form.groups(part) * (2 if form.halves else 4) * (2 if form.offsets else 1)
         if form.kind is Kind.CHANNEL:
             return part.count + 4 * part.rows
         return part.count * SIZES[self.dtype]
@@ -88,11 +93,11 @@ class Layout:
         return layer.heads * ((key + value) * form.bits // 8 + 2 * form.scale_bytes)
 
 
-def layout(device: str, dtype: str, activations: str, dtype_asked: bool) -> Layout:
-    """The kernels that a worker would take."""
-    floats = activations == "float" or (activations == "auto" and dtype_asked)
-    keeps = device == "cpu" and (dtype == "fp32" or not floats)
-    return Layout(device, dtype, keeps)
+def layout(device: str, dtype: str, activations: str, dtype_asked: bool, meant_int8: bool) -> Layout:
+    """The kernels that a worker would take; ``meant_int8``: a quantizer that means its weights for int8."""
+    floats = activations == "float" or (activations == "auto" and dtype_asked and not meant_int8)
+    on_cpu = device == "cpu"
+    return Layout(device, dtype, on_cpu and (dtype == "fp32" or not floats), on_cpu and not floats)
 
 
 def encoding_of(asked: str, dtype: str) -> str:

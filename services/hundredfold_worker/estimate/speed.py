@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hundredfold_worker.estimate.formats import Chooser
-from hundredfold_worker.estimate.forms import Kind
 from hundredfold_worker.estimate.machine import Machine
 from hundredfold_worker.estimate.parts import Outline, Role
 from hundredfold_worker.estimate.resident import Layout, token_bytes
@@ -58,7 +57,7 @@ def _speed(outline: Outline, forms: Chooser, kept: Layout, machine: Machine, cac
         # of the experts, those that any of the sequences goes through
         touched = 1 - (1 - part.used / part.copies) ** count
         reading = size * touched / bandwidth
-        integers = kept.keeps_integers and form.kind in (Kind.GROUPED, Kind.CHANNEL)
+        integers = kept.keeps_channels and kept.keeps(form)
         rate = machine.operations_per_s.get("int8" if integers else "float") or 0.0
         computing = 2.0 * part.multiplied * count / rate if rate else 0.0
         read, arithmetic = read + reading, arithmetic + computing

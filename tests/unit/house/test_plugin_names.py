@@ -19,6 +19,10 @@ TO_COME = {
 WITH_ANOTHER_MEANING = {"bf16", "fp32", "int8", "fp8", "int4", "none", "torch", "gguf", "cpu", "auto"}
 """Also the name of a type, a library, a file format or a device: allowed but where a plugin is compared."""
 
+WORDS_OF_CHECKPOINTS = {"gptq", "awq", "bitsandbytes", "compressed-tensors", "mixed", "smoothquant"}
+"""What a config.json calls its format, and what is made by such a method: allowed but where a plugin is
+compared."""
+
 ASKS_WHO = re.compile(
     r"(^|[._])(name|method|plugin|backend|quantization|attention|kernels?|kv_cache|speculative)$"
 )
@@ -33,7 +37,7 @@ def plugin_names() -> set[str]:
 
 def findings(source: str, names: set[str], modules: list[str]) -> list[str]:
     """Places in ``source`` that name a plugin or its package."""
-    distinct = (names | TO_COME) - WITH_ANOTHER_MEANING
+    distinct = (names | TO_COME) - WITH_ANOTHER_MEANING - WORDS_OF_CHECKPOINTS
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -44,13 +48,13 @@ def findings(source: str, names: set[str], modules: list[str]) -> list[str]:
             sides = [node.left, *node.comparators]
             who = any(ASKS_WHO.search(ast.unparse(side)) for side in sides)
             literals = {n.value for side in sides for n in ast.walk(side) if isinstance(n, ast.Constant)}
-            if who and literals & names:
+            if who and literals & (names | TO_COME):
                 found.append(f"line {node.lineno}: {ast.unparse(node)}")
         elif isinstance(node, ast.Match) and ASKS_WHO.search(ast.unparse(node.subject)):
             cases = {
                 n.value for case in node.cases for n in ast.walk(case.pattern) if isinstance(n, ast.Constant)
             }
-            if cases & names:
+            if cases & (names | TO_COME):
                 found.append(f"line {node.lineno}: match {ast.unparse(node.subject)}")
     return found
 

@@ -14,8 +14,10 @@ from hundredfold_worker.estimate.machine import Wish
 from hundredfold_worker.model import LoadedModel
 from support.model_rows import load
 from support.random_checkpoints import FAMILIES, random_model
+from support.repo import ROOT
 
 BLOCK = 16
+CHECKPOINTS = sorted((ROOT / "tests" / "fixtures" / "compressed_tensors").iterdir())
 
 
 def told(model: str | Path, dtype: str = "fp32", **asked: Any) -> Estimate:
@@ -47,6 +49,14 @@ def test_every_architecture(family: Path, tmp_path: Path) -> None:
     # the files hold fp32, as their headers and the configuration say
     assert bare.source.stored_bytes == pytest.approx(found.source.stored_bytes, rel=0.03)
     assert (bare.source.file_bytes, found.source.file_bytes is None) == (None, False)
+
+
+@pytest.mark.parametrize("directory", CHECKPOINTS, ids=lambda path: path.name)
+def test_quantized_checkpoints(directory: Path) -> None:
+    model = load(directory, dtype="auto")
+    now = told(directory, "auto").case.now
+    # layers of 64 rows and less: what fills up the last group and panel weighs more than in real ones
+    assert now.weights == pytest.approx(model.runtime.weight_bytes, rel=0.06)
 
 
 @pytest.mark.parametrize("quantization", ["int8"])
