@@ -15,6 +15,9 @@ from hundredfold_worker.quantize.recipe import WHOLE_ROW, Recipe
 from hundredfold_worker.quantize.rounding import full_grid
 from hundredfold_worker.quantize.statistics import InputStatistics
 
+ROWS = 256
+"""Rows of a matrix, evenly spread, over which a power is judged: it is one number for all of them."""
+
 STEPS = 20
 """Powers of the inputs' magnitude that are tried, from 0 up to less than 1."""
 
@@ -32,11 +35,12 @@ def awq_scales(
     """
     level = magnitude.clamp_min(1e-4 * float(magnitude.max()) + 1e-12)
     best, least = torch.ones_like(level), float("inf")
+    judged = [(matrix[:: -(-len(matrix) // ROWS)], recipe) for matrix, recipe in matrices]
     for step in range(STEPS):
         tried = level ** (step / STEPS)
         tried = tried / (tried.max() * tried.min()).sqrt()
         error = sum(
-            inputs.error(_rounded(matrix * tried, recipe) / tried - matrix) for matrix, recipe in matrices
+            inputs.error(_rounded(matrix * tried, recipe) / tried - matrix) for matrix, recipe in judged
         )
         if error < least:
             best, least = tried, error

@@ -25,9 +25,12 @@ TokenizerFiles = Callable[[str], Mapping[str, str]]
 
 
 def write_beside(
-    files: ModelFiles, model: str, output: Path, config: Mapping[str, Any], quantization: Mapping[str, Any]
+    files: ModelFiles, model: str, output: Path, sections: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Write everything but the weights. Raises ``QuantizeError`` when a tokenizer cannot be made."""
+    """Write everything but the weights; ``sections`` are JSON files by name, config.json the last.
+
+    Raises ``QuantizeError`` when a tokenizer cannot be made.
+    """
     if files.container == "safetensors":
         for path in sorted(files.root.iterdir()):
             if path.is_file() and _is_taken(path):
@@ -35,9 +38,8 @@ def write_beside(
     else:
         for name, text in _tokenizer_files(model).items():
             (output / name).write_text(text, encoding="utf-8")
-    if quantization["quant_method"] == "gptq":
-        _write_json(output / "quantize_config.json", quantization)
-    _write_json(output / "config.json", {**config, "quantization_config": dict(quantization)})
+    for name, content in sections.items():
+        _write_json(output / name, content)
 
 
 def _is_taken(path: Path) -> bool:

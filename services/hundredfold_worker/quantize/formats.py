@@ -10,14 +10,37 @@ from hundredfold_worker.quantize.recipe import Method, Recipe
 
 _CHANNELS = (Method.INT8, Method.SMOOTHQUANT, Method.FP8)
 _HEAD = "lm_head"
+AWQ_BITS = 4
+"""The width of awq that every reader knows."""
 
 
 def quantization_config(recipes: Mapping[str, Recipe | None]) -> dict[str, Any]:
     """The section for these layers: the format's own where all that are quantized share one."""
-    used = list(dict.fromkeys(recipe for recipe in recipes.values() if recipe is not None))
+    kinds = _kinds(recipes)
     dense = [name for name, recipe in recipes.items() if recipe is None]
-    same = len({_kind(recipe) for recipe in used}) == 1
-    return _section(used[0], dense) if same else _mixed(recipes)
+    return _section(kinds[0], dense) if len(kinds) == 1 else _mixed(recipes)
+
+
+def sections_beside(recipes: Mapping[str, Recipe | None]) -> dict[str, dict[str, Any]]:
+    """Files in which older readers look for the section, by name."""
+    if [kind.method for kind in _kinds(recipes)] != [Method.GPTQ]:
+        return {}
+    return {"quantize_config.json": quantization_config(recipes)}
+
+
+def known_readers(recipes: Mapping[str, Recipe | None]) -> str:
+    """Who reads such a checkpoint."""
+    kinds = _kinds(recipes)
+    if len(kinds) > 1:
+        return "hundredfold alone: it mixes methods"
+    if kinds[0].method is Method.AWQ and kinds[0].bits != AWQ_BITS:
+        return f"hundredfold and GPTQModel; transformers read {AWQ_BITS} bits of this format"
+    return "hundredfold, transformers and others"
+
+
+def _kinds(recipes: Mapping[str, Recipe | None]) -> list[Recipe]:
+    """Every recipe that is read in its own way."""
+    return list(dict.fromkeys(_kind(recipe) for recipe in recipes.values() if recipe is not None))
 
 
 def _kind(recipe: Recipe) -> Recipe:

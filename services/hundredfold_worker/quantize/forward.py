@@ -4,7 +4,7 @@ before the next one's inputs are computed."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from hundredfold_worker.model.description import ModelDescription, QueryKeyNorm
 from hundredfold_worker.model.rotary import RotaryTable
 from hundredfold_worker.model.selection import AUTO, choose_attention, choose_elementwise, choose_kv_cache
 from hundredfold_worker.quantize.source import SourceLayer
-from hundredfold_worker.quantize.statistics import InputStatistics
+from hundredfold_worker.quantize.statistics import InputStatistics, Wanted, gather
 
 BLOCK_SIZE = 16
 
@@ -63,7 +63,7 @@ def stages(layer: SourceLayer) -> dict[Stage, list[str]]:
     }
 
 
-AtStage = Callable[[Stage, InputStatistics], None]
+AtStage = Callable[[Stage, InputStatistics | None], None]
 """Called when a stage's inputs are known and before its products are computed: it may change them."""
 
 
@@ -104,22 +104,25 @@ class Calibrator:
         layer: SourceLayer,
         products: Mapping[str, Product],
         hidden: Sequence[Tensor],
+        wanted: Mapping[Stage, Wanted],
         at_stage: AtStage,
     ) -> None:
-        """Pass every sequence of ``hidden`` [T, hidden] through a layer, in place, stage by stage."""
+        """Pass every sequence of ``hidden`` [T, hidden] through a layer, in place, stage by stage.
+
+        ``wanted`` says what ``at_stage`` is to be told of each stage's inputs.
+        """
         built = self._build(layer, products)
-        attended = [built.attend_input(x) for x in hidden]
-        at_stage(Stage.QUERY_KEY_VALUE, _count(attended))
-        for index, x in enumerate(hidden):
-            attended[index] = self._attend(built.layer, x)
-        at_stage(Stage.ATTENTION_OUTPUT, _count(attended))
-        for x, own in zip(hidden, attended, strict=True):
+        inputs = gather((built.attend_input(x) for x in hidden), wanted[Stage.QUERY_KEY_VALUE])
+        at_stage(Stage.QUERY_KEY_VALUE, inputs)
+        between = [self._attend(built.layer, x) for x in hidden]
+        at_stage(Stage.ATTENTION_OUTPUT, gather(between, wanted[Stage.ATTENTION_OUTPUT]))
+        for x, own in zip(hidden, between, strict=True):
             x += built.after_attention(own)
-        at_stage(Stage.GATE_UP, _count(built.mlp_input(x) for x in hidden))
-        for index, x in enumerate(hidden):
-            attended[index] = built.gated(x)
-        at_stage(Stage.DOWN, _count(attended))
-        for x, own in zip(hidden, attended, strict=True):
+        del between
+        at_stage(Stage.GATE_UP, gather((built.mlp_input(x) for x in hidden), wanted[Stage.GATE_UP]))
+        between = [built.gated(x) for x in hidden]
+        at_stage(Stage.DOWN, gather(between, wanted[Stage.DOWN]))
+        for x, own in zip(hidden, between, strict=True):
             x += built.after_mlp(own)
 
     def _attend(self, layer: DecoderLayer, hidden: Tensor) -> Tensor:
@@ -202,14 +205,3 @@ class _Built:
     def after_mlp(self, gated: Tensor) -> Tensor:
         norm, delta = self.layer.mlp_post_norm, self.layer.down(gated)
         return delta if norm is None else norm(delta)
-
-
-def _count(inputs: Iterable[Tensor]) -> InputStatistics:
-    found: InputStatistics | None = None
-    for x in inputs:
-        if found is None:
-            found = InputStatistics.of_width(x.shape[1])
-        found.add(x)
-    if found is None:
-        raise ValueError("no calibration sequences")
-    return found

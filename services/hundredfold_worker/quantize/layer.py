@@ -12,10 +12,10 @@ from torch import Tensor
 from hundredfold_worker.quantize.forward import Calibrator, Product, Stage, stages
 from hundredfold_worker.quantize.progress import LayerError
 from hundredfold_worker.quantize.recipe import Recipe
-from hundredfold_worker.quantize.rounders import ROUNDERS, Rounded
-from hundredfold_worker.quantize.smoothing import SMOOTHING, Smoother
+from hundredfold_worker.quantize.rounders import ROUNDERS, Rounded, Rounder
+from hundredfold_worker.quantize.smoothing import Smoother
 from hundredfold_worker.quantize.source import Source, SourceLayer
-from hundredfold_worker.quantize.statistics import InputStatistics
+from hundredfold_worker.quantize.statistics import InputStatistics, Wanted
 
 Tell = Callable[[str], None]
 
@@ -42,21 +42,32 @@ class LayerQuantizer:
             for stage in Stage:
                 work.round(stage, None)
             return work.tensors(), work.errors
-        if any((recipe := self.recipes[name]) and recipe.method in SMOOTHING for name in layer.matrices):
+        by_scales = self._wanted(layer, lambda rounder: rounder.scales_by)
+        if max(by_scales.values()) > Wanted.NOTHING:
             tell("inputs")
-            seen: dict[Stage, InputStatistics] = {}
+            seen: dict[Stage, InputStatistics | None] = {}
             copies = [x.clone() for x in hidden]
-            self.calibrator.run(layer, work.products, copies, seen.__setitem__)
+            self.calibrator.run(layer, work.products, copies, by_scales, seen.__setitem__)
             tell("scales")
             Smoother(self.source.names.norm_offset, dtype).apply(layer, self.recipes, seen)
             work = _Work(layer, self.recipes, dtype)
 
-        def at_stage(stage: Stage, inputs: InputStatistics) -> None:
+        def at_stage(stage: Stage, inputs: InputStatistics | None) -> None:
             tell(stage.value)
             work.round(stage, inputs)
 
-        self.calibrator.run(layer, work.products, hidden, at_stage)
+        by_rounding = self._wanted(layer, lambda rounder: rounder.looks)
+        self.calibrator.run(layer, work.products, hidden, by_rounding, at_stage)
         return work.tensors(), work.errors
+
+    def _wanted(self, layer: SourceLayer, of: Callable[[Rounder], Wanted]) -> dict[Stage, Wanted]:
+        """The most that a stage's methods look at."""
+        found = {}
+        for stage, names in stages(layer).items():
+            recipes = [recipe for name in names if (recipe := self.recipes[name]) is not None]
+            most = (of(ROUNDERS[recipe.method]) for recipe in recipes)
+            found[stage] = max(most, default=Wanted.NOTHING)
+        return found
 
 
 class _Work:
@@ -112,7 +123,7 @@ def _dense(weight: Tensor, dtype: torch.dtype) -> Rounded:
 def _error(weight: Tensor, rounded: Tensor, inputs: InputStatistics | None) -> float:
     """Norm of the output's difference by the output's; of the weights' where there are no inputs."""
     difference = rounded - weight
-    if inputs is None:
+    if inputs is None or inputs.products is None:
         error, whole = float(difference.square().sum()), float(weight.square().sum())
     else:
         error, whole = inputs.error(difference), inputs.error(weight)

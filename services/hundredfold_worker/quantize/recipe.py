@@ -32,7 +32,7 @@ class Method(enum.Enum):
         return self in BITS
 
 
-BITS: Mapping[Method, tuple[int, ...]] = {Method.GPTQ: (2, 3, 4, 8), Method.AWQ: (3, 4)}
+BITS: Mapping[Method, tuple[int, ...]] = {Method.GPTQ: (2, 3, 4, 8), Method.AWQ: (2, 3, 4, 8)}
 """Widths that a grouped method writes. The others write 8 bits."""
 
 

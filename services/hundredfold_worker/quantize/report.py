@@ -43,6 +43,7 @@ def to_json(outcome: Outcome) -> str:
             "source_bytes": outcome.source_bytes,
             "bytes": outcome.bytes,
             "quantization_config": outcome.config,
+            "readers": outcome.readers,
             "calibration": None if text is None else {"text": text.name, "tokens": text.num_tokens},
             "layers_taken_up": outcome.resumed_at,
             "layers": [asdict(error) for error in outcome.errors],
@@ -64,15 +65,11 @@ def _lines(outcome: Outcome) -> list[str]:
         lines.append(f"calibrated on {text.num_tokens} tokens of {text.name}")
     if outcome.resumed_at:
         lines.append(f"{outcome.resumed_at} layers were taken up from a run before")
-    method = outcome.config["quant_method"]
     lines.append(
-        f"{outcome.bytes / 1e6:.1f} MB of weights in {outcome.output} ({method}), from "
-        f"{outcome.source_bytes / 1e6:.1f} MB"
+        f"{outcome.bytes / 1e6:.1f} MB of weights in {outcome.output}, "
+        f"from {outcome.source_bytes / 1e6:.1f} MB"
     )
-    if method == "mixed":
-        lines.append("format 'mixed' is read by hundredfold alone")
-    elif method == "awq" and outcome.config["bits"] != 4:
-        lines.append(f"awq of {outcome.config['bits']} bits is read by hundredfold alone")
+    lines.append(f"format {outcome.config['quant_method']}, read by {outcome.readers}")
     lines.append(f"what it lost: hundredfold quality {outcome.model} {outcome.output}")
     return lines
 

@@ -18,7 +18,7 @@ from hundredfold_worker.quantize.channel import (
 from hundredfold_worker.quantize.gptq import GroupedCodes, gptq
 from hundredfold_worker.quantize.packing import WORD, pack_awq, pack_columns, pack_rows
 from hundredfold_worker.quantize.recipe import WHOLE_ROW, Method, Recipe
-from hundredfold_worker.quantize.statistics import InputStatistics
+from hundredfold_worker.quantize.statistics import InputStatistics, Wanted
 
 NOT_CLIPPED = ("q_proj", "k_proj", "qkv_proj")
 """Layers whose ranges awq leaves whole: what their errors do to scores is not in the layer's own error."""
@@ -38,14 +38,21 @@ class Rounded:
 class Rounder:
     """What a method is to the rest."""
 
-    calibrates: bool
-    """Whether it looks at inputs."""
+    looks: Wanted
+    """What rounding looks at."""
     round: Callable[[Sequence[tuple[str, Tensor]], Recipe, InputStatistics | None], list[Rounded]]
     """Quantize matrices float32[N, K] that share a recipe and inputs, by name."""
     refuses: Callable[[tuple[int, int], Recipe], str]
     """Why a shape cannot be written; empty when it can."""
     round_input: Callable[[Tensor], Tensor] | None = None
     """What serving does to inputs."""
+    scales_by: Wanted = Wanted.NOTHING
+    """What scales are made of that are folded into weights first; nothing where there are none."""
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether it needs a text."""
+        return max(self.looks, self.scales_by) > Wanted.NOTHING
 
 
 def _gptq(
@@ -129,11 +136,13 @@ def _nothing_refuses(shape: tuple[int, int], recipe: Recipe) -> str:
 
 
 ROUNDERS: Mapping[Method, Rounder] = {
-    Method.GPTQ: Rounder(True, _gptq, _gptq_refuses),
-    Method.AWQ: Rounder(True, _awq, _grouped_refuses),
-    Method.SMOOTHQUANT: Rounder(True, _int8, _nothing_refuses, round_tokens_int8),
-    Method.INT8: Rounder(False, _int8, _nothing_refuses, round_tokens_int8),
-    Method.FP8: Rounder(False, _fp8, _nothing_refuses, round_tokens_float8),
+    Method.GPTQ: Rounder(Wanted.PRODUCTS, _gptq, _gptq_refuses),
+    Method.AWQ: Rounder(Wanted.PRODUCTS, _awq, _grouped_refuses, scales_by=Wanted.PRODUCTS),
+    Method.SMOOTHQUANT: Rounder(
+        Wanted.NOTHING, _int8, _nothing_refuses, round_tokens_int8, scales_by=Wanted.SIZES
+    ),
+    Method.INT8: Rounder(Wanted.NOTHING, _int8, _nothing_refuses, round_tokens_int8),
+    Method.FP8: Rounder(Wanted.NOTHING, _fp8, _nothing_refuses, round_tokens_float8),
 }
 
 

@@ -16,7 +16,7 @@ from hundredfold_worker.model import ModelLoadError
 from hundredfold_worker.quantize.beside import write_beside
 from hundredfold_worker.quantize.calibration import Calibration, calibration
 from hundredfold_worker.quantize.errors import QuantizeError
-from hundredfold_worker.quantize.formats import quantization_config
+from hundredfold_worker.quantize.formats import known_readers, quantization_config, sections_beside
 from hundredfold_worker.quantize.forward import Calibrator
 from hundredfold_worker.quantize.layer import LayerQuantizer
 from hundredfold_worker.quantize.pieces import join_pieces, write_piece
@@ -55,7 +55,8 @@ class Outcome:
     model: str
     source_format: str
     config: Mapping[str, Any]
-    recipes: Mapping[str, Recipe | None]
+    readers: str
+    """Who reads it."""
     calibration: Calibration | None
     source_bytes: int
     bytes: int
@@ -97,14 +98,15 @@ def _quantize(plan: Plan, progress: Progress) -> Outcome:
     pieces = [folder.ends, *(folder.piece(index) for index in range(source.description.num_layers))]
     written = join_pieces(pieces, plan.output)
     config = quantization_config(recipes)
-    write_beside(files, plan.model, plan.output, source.config, config)
+    sections = {**sections_beside(recipes), "config.json": {**source.config, "quantization_config": config}}
+    write_beside(files, plan.model, plan.output, sections)
     folder.remove()
     return Outcome(
         output=plan.output,
         model=plan.model,
         source_format=source.format,
         config=config,
-        recipes=recipes,
+        readers=known_readers(recipes),
         calibration=text,
         source_bytes=sum(path.stat().st_size for path in files.weights),
         bytes=sum(path.stat().st_size for path in written),

@@ -36,15 +36,16 @@ class Smoother:
         self,
         layer: SourceLayer,
         recipes: Mapping[str, Recipe | None],
-        inputs: Mapping[Stage, InputStatistics],
+        inputs: Mapping[Stage, InputStatistics | None],
     ) -> None:
         """Scale every stage that has a method which asks for it, and something to fold scales into."""
         for stage, names in stages(layer).items():
             asking = [(name, recipe) for name in names if (recipe := recipes[name]) is not None]
             asking = [(name, recipe) for name, recipe in asking if recipe.method in SMOOTHING]
-            if not asking or (stage in _NORMS and self._norm(layer, stage) is None):
+            own = inputs[stage]
+            if not asking or own is None or (stage in _NORMS and self._norm(layer, stage) is None):
                 continue
-            scales = _scales(layer, stage, asking, inputs[stage])
+            scales = _scales(layer, stage, asking, own)
             scales = self._divide_origin(layer, stage, scales)
             for name in names:
                 layer.matrices[name].weight *= scales

@@ -1,4 +1,4 @@
-"""The methods of ``hundredfold quantize`` by themselves: by hand, against plain rounding, and as readers read."""
+"""The methods of ``hundredfold quantize`` by themselves: by hand, against plain rounding, as readers read."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ RECIPES = [
         for act_order in (True, False)
         if size == 32 or not act_order
     ),
-    *(Recipe(Method.AWQ, bits, 32, symmetric) for bits in (3, 4) for symmetric in (True, False)),
+    *(Recipe(Method.AWQ, bits, 32, symmetric) for bits in (2, 3, 4, 8) for symmetric in (True, False)),
     Recipe(Method.INT8),
     Recipe(Method.SMOOTHQUANT),
     Recipe(Method.FP8),
