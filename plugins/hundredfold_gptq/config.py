@@ -34,6 +34,8 @@ class LayerFormat:
     bits: int
     group_size: int
     """-1 for whole rows."""
+    symmetric: bool
+    """Whether every zero point is said to be the middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,8 @@ def _is_gptqmodels(section: Mapping[str, Any]) -> bool:
 
 
 def _layer_format(section: Section) -> LayerFormat:
-    return LayerFormat(section.one_of("bits", BITS), section.group_size())
+    symmetric = section.flag("sym", default=False)
+    return LayerFormat(section.one_of("bits", BITS), section.group_size(), symmetric)
 
 
 def _shown(value: object) -> str:

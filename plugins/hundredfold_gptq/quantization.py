@@ -82,6 +82,7 @@ def _load(
     del packed
     scales = read_scales(layer, tensors, "scales", shape=(groups, rows)).T.contiguous()
     zeros = _zeros(layer, tensors, form, config, groups).T.contiguous()
+    _check_symmetry(layer, form, zeros)
     weight = GroupedIntWeight(codes, scales, zeros, form.bits, group, Zero.POINT)
     owner = _owner(layer, tensors, config, group)
     return weight if owner is None else _in_groups(weight, owner)
@@ -104,6 +105,21 @@ def _zeros(
         ones = sum(1 << place for place in range(0, WORD, bits))
         return unpack((packed + ones).view(torch.uint8), bits, rows)
     return unpack(packed.view(torch.uint8), bits, rows) + 1 & (1 << bits) - 1
+
+
+def _check_symmetry(layer: LayerRequest, form: LayerFormat, zeros: Tensor) -> None:
+    """Refuse zero points of the other version, or of the wrong offsets that GPTQModel once had for 3 bits.
+
+    Others that are not the middle are believed: then ``sym`` is what is wrong.
+    """
+    middle, first = 1 << form.bits - 1, int(zeros[0, 0])
+    if not form.symmetric or bool((zeros == middle).all()):
+        return
+    if form.bits == 3 or bool((zeros == first).all()):
+        raise ValueError(
+            f"layer '{layer.name}': tensor '{layer.name}.qzeros' gives zero points like {first}, but 'sym' "
+            f"is true, which makes all of them {middle}: is 'checkpoint_format' wrong?"
+        )
 
 
 def _owner(layer: LayerRequest, tensors: TensorSource, config: GptqConfig, group: int) -> Tensor | None:

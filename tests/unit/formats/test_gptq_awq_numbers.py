@@ -118,6 +118,18 @@ class TestZeroPointsLessOne:
         others = section("gptq", bits=bits, checkpoint_format="gptq")
         assert not torch.equal(matrix(read(others, tensors)), layer.matrix)
 
+    @pytest.mark.parametrize(("stored_as", "said"), [(1, "gptq_v2"), (2, "gptq")])
+    @pytest.mark.parametrize("bits", [2, 3, 4, 8])
+    def test_the_wrong_version_of_a_symmetric_one(self, bits: int, stored_as: int, said: str) -> None:
+        layer = round_to_nearest(random(), bits, 32, symmetric=True)
+        info = section("gptq", bits=bits, sym=True, checkpoint_format=said)
+        with pytest.raises(ValueError, match=rf"'a\.qzeros' gives .*'sym' is true.* them {2 ** (bits - 1)}:"):
+            read(info, gptq_tensors("a", layer, stored_as))
+
+    def test_asymmetric_though_called_symmetric(self) -> None:
+        weight = read(section("gptq", sym=True), gptq_tensors("a", self.LAYER))
+        assert torch.equal(matrix(weight), self.LAYER.matrix)
+
     def test_version_2_read_as_version_1_differs(self) -> None:
         weight = read(section("gptq"), gptq_tensors("a", self.LAYER, version=2))
         assert not torch.equal(matrix(weight), self.LAYER.matrix)
