@@ -48,6 +48,11 @@ class CpuLinear:
     nbytes: int
     recipe: str
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """See ``StoredLinear``."""
+        return self.weight.tensors
+
     def __call__(self, x: Tensor) -> Tensor:
         """``x`` [M, K] to [M, N]. Raises ``ValueError`` when it is of another size or type."""
         if x.shape[1] != self.columns:

@@ -31,6 +31,11 @@ class TorchLinear:
     nbytes: int
     recipe: str
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """See ``StoredLinear``."""
+        return (self.weight,)
+
     def __call__(self, x: Tensor) -> Tensor:
         """``x`` [M, K] to [M, N]."""
         return F.linear(transform_input(x, self.transform), self.weight, self.bias)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from hundredfold.config import ServiceSettings
 from hundredfold.models import DEFAULT_MODEL
+from hundredfold_worker.sizes import to_bytes
 
 BLOCK_SIZE_STEP = 16
 MAX_DRAFT_TOKENS = 16
@@ -81,6 +82,10 @@ class WorkerSettings(ServiceSettings):
     num_kv_blocks: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     """Blocks of the cache; as many as memory_utilization leaves room for when unset, on a CPU those of 65536
     tokens at most."""
+
+    weight_memory: Annotated[int, BeforeValidator(to_bytes), Field(ge=1)] | None = None
+    """Memory for weights on a CPU, such as 2GiB: layers beyond lie in a file in the cache directory, are read
+    ahead of their use and dropped after it. No limit when unset."""
 
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Threads that compute on a CPU; as many as the process may use processors when unset."""

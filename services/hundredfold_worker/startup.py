@@ -207,5 +207,6 @@ def _load_options(settings: WorkerSettings) -> LoadOptions:
         quantization_exclude=settings.quantization_exclude,
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,
+        weight_memory=settings.weight_memory,
         num_threads=settings.num_threads or usable_processors(),
     )

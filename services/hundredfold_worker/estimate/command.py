@@ -10,7 +10,7 @@ import click
 from hundredfold.bench.ceilings import CeilingsError, keep, measure_ceilings
 from hundredfold.errors import StartError
 from hundredfold_worker.estimate.placement import Device
-from hundredfold_worker.estimate.sizes import parse
+from hundredfold_worker.sizes import parse
 
 _HELP = """Tell what MODEL needs and gives, without loading it.
 

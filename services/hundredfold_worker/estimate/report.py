@@ -14,8 +14,8 @@ from rich.text import Text
 from hundredfold_worker.estimate.estimate import Estimate
 from hundredfold_worker.estimate.fit import CPU_CACHE_TOKENS
 from hundredfold_worker.estimate.placement import Placed
-from hundredfold_worker.estimate.sizes import number, show
 from hundredfold_worker.estimate.speed import REACHED
+from hundredfold_worker.sizes import number, show
 
 _BAR = 44
 _COLOURS = (("weights", "cyan"), ("process", "blue"), ("step", "magenta"), ("cache", "green"))

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hundredfold.config.paths import cache_dir
 from hundredfold.models import ModelFiles
 from hundredfold.models.errors import ModelError
 from hundredfold.plugin import (
@@ -32,6 +33,7 @@ from hundredfold_worker.model.description import ModelDescription
 from hundredfold_worker.model.errors import ModelLoadError
 from hundredfold_worker.model.guards import GuardedMethod
 from hundredfold_worker.model.loaded import LoadedModel, LoadOptions, PagedCache, RuntimeReport, Selection
+from hundredfold_worker.model.offload import Budgeted, load_layers
 from hundredfold_worker.model.on_the_fly import choose_on_the_fly
 from hundredfold_worker.model.precision import NAMES, choose_device, choose_dtype
 from hundredfold_worker.model.rotary import RotaryTable
@@ -135,11 +137,13 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
     builder = Builder(model, reader, kernels, operations, device, dtype, rotaries, on_the_fly)
     ends = builder.ends()
     tables = tuple(RotaryTable(rotary, max_model_len, device) for rotary in rotaries)
+    held = builder.nbytes + sum(table.nbytes for table in tables)
+    budgeted = _layers(builder, options.weight_memory, held, device)
     decoder = Decoder(
         embedding=ends.embedding,
         embedding_scale=float(torch.tensor(description.embedding_scale, dtype=dtype)),
         rotaries=tables,
-        layers=tuple(builder.layer(index) for index in range(description.num_layers)),
+        layers=budgeted.layers,
         final_norm=ends.final_norm,
         head=ends.head,
         logit_softcap=description.logit_softcap,
@@ -160,8 +164,9 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
             elementwise_selection,
             attention_selection,
             kv_selection,
+            *budgeted.selections,
         ),
-        weight_bytes=builder.nbytes + sum(table.nbytes for table in tables),
+        weight_bytes=builder.nbytes + sum(table.nbytes for table in tables) - budgeted.saved,
         num_parameters=reader.num_parameters,
         num_threads=torch.get_num_threads(),
         warnings=tuple(reader.warnings()),
@@ -178,6 +183,16 @@ def _format_of(
         if isinstance(error.__cause__, (NothingFits, ValueError)):  # not a plugin's own fault
             raise ModelLoadError(f"{checkpoint.path}: {error}") from error
         raise
+
+
+def _layers(builder: Builder, budget: int | None, held: int, device: torch.device) -> Budgeted:
+    """Every layer; ``held`` are the bytes of other weights, which count against the budget, too."""
+    count = builder.model.description.num_layers
+    if budget is None:
+        return Budgeted(tuple(map(builder.layer, range(count))))
+    if device.type != "cpu":
+        raise ModelLoadError(f"weight_memory is for weights on a CPU, not on {device.type}")
+    return load_layers(builder.layer, count, held, budget, cache_dir() / "weights")
 
 
 def _max_model_len(options: LoadOptions, description: ModelDescription) -> int:

@@ -40,6 +40,8 @@ class LoadOptions:
     """Tokens of the longest sequence; ``None`` takes the checkpoint's limit. More than that is refused."""
     block_size: int = 16
     """Tokens in a cache block."""
+    weight_memory: int | None = None
+    """Bytes that weights may hold in memory; layers beyond lie in a file. ``None`` for no limit."""
     num_threads: int | None = None
     """Threads of torch; ``None`` leaves torch's own choice."""
 

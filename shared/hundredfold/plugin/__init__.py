@@ -30,7 +30,14 @@ from hundredfold.plugin.elementwise import (
     RotaryStyle,
     Rotation,
 )
-from hundredfold.plugin.kernels import Activations, KernelPlugin, Linear, LinearSpec, kernel_reasons
+from hundredfold.plugin.kernels import (
+    Activations,
+    KernelPlugin,
+    Linear,
+    LinearSpec,
+    StoredLinear,
+    kernel_reasons,
+)
 from hundredfold.plugin.kv_cache import Encoding, KVCachePlugin, KVCacheSpec, ScalePolicy
 from hundredfold.plugin.quantization import (
     CheckpointInfo,
@@ -130,6 +137,7 @@ __all__ = [
     "ScalePolicy",
     "SpeculationSpec",
     "SpeculativePlugin",
+    "StoredLinear",
     "StoredTensor",
     "TensorSource",
     "Zero",

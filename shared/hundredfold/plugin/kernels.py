@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from hundredfold.plugin.reasons import Reasons
 from hundredfold.plugin.weights import CanonicalWeight
@@ -59,6 +59,15 @@ class Linear(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x`` [M, K] of the spec's type to [M, N] of the same type, bias included."""
+
+
+@runtime_checkable
+class StoredLinear(Linear, Protocol):
+    """A ``Linear`` that says where its weight lies, so that it can be kept in a file."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a product reads; on a CPU, strided, at addresses that stay, and not written to again."""
 
 
 class KernelPlugin(Protocol):

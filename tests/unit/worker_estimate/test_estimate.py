@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hundredfold_worker.estimate import command
-from hundredfold_worker.estimate.sizes import parse, show
+from hundredfold_worker.sizes import parse, show
 
 LLAMA_7B = {
     "architectures": ["LlamaForCausalLM"],

@@ -21,6 +21,11 @@ def parse(text: str) -> int:
     return int(float(found.group(1)) * unit)
 
 
+def to_bytes(value: object) -> object:
+    """A size as text in bytes; anything else as it is, for pydantic to judge."""
+    return parse(value) if isinstance(value, str) else value
+
+
 def show(count: float) -> str:
     """Bytes in the unit that suits."""
     sign, size = ("-" if count < 0 else ""), abs(count)

@@ -1,0 +1,123 @@
+"""Builds a decoder's layers within a budget: as many as fit stay in memory, the others lie in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from hundredfold.plugin import Linear, StoredLinear
+from hundredfold_worker.model.decoder import DecoderLayer
+from hundredfold_worker.model.errors import ModelLoadError
+from hundredfold_worker.model.loaded import Selection
+from hundredfold_worker.model.offload.spill import Region, SpillFile
+from hundredfold_worker.model.offload.stream import AHEAD, Stream
+
+_MIB = 1 << 20
+
+
+class StreamedLayers(tuple[DecoderLayer, ...]):
+    """Layers in order; going through them reads those ahead and drops those behind."""
+
+    stream: Stream
+
+    def __iter__(self) -> Iterator[DecoderLayer]:
+        """Each layer, once what it needs was asked for."""
+        for number, layer in enumerate(super().__iter__()):
+            self.stream.enter(number)
+            yield layer
+            self.stream.leave(number)
+
+
+@dataclass(frozen=True, slots=True)
+class Budgeted:
+    """Layers, and what of them lies in memory."""
+
+    layers: tuple[DecoderLayer, ...]
+    saved: int = 0
+    """Bytes of weights that are in a file and not in memory while another layer is computed."""
+    selections: tuple[Selection, ...] = ()
+
+
+def load_layers(
+    make: Callable[[int], DecoderLayer], count: int, held: int, budget: int, directory: Path
+) -> Budgeted:
+    """Build ``count`` layers one by one; ``held`` bytes of other weights count against ``budget``, too.
+
+    Raises:
+        ModelLoadError: The budget holds not even what has to be in memory, a kernel does not say where its
+            weights lie, or there is no room for the file.
+    """
+    first = make(0)
+    size = _nbytes(first)
+    window = (AHEAD + 1) * size
+    room = budget - held
+    if count * size <= room:
+        said = f"weight_memory of {_mib(budget)} holds all {_mib(held + count * size)} of weights"
+        return Budgeted((first, *map(make, range(1, count))), 0, (Selection("offload", "none", said),))
+    if room < window:
+        raise ModelLoadError(
+            f"weight_memory is {budget} bytes, the least for this model is {held + window}: {held} for "
+            f"tables and output layer, and {AHEAD + 1} layers of {size}"
+        )
+    kept = (room - window) // size
+    try:
+        return _spill(make, first, count, kept, window, directory, budget)
+    except OSError as error:
+        raise ModelLoadError(f"weights cannot be kept in a file in {directory}: {error}") from error
+
+
+def _spill(
+    make: Callable[[int], DecoderLayer],
+    first: DecoderLayer,
+    count: int,
+    kept: int,
+    window: int,
+    directory: Path,
+    budget: int,
+) -> Budgeted:
+    file = SpillFile(directory)
+    layers: list[DecoderLayer] = []
+    regions: dict[int, tuple[Region, ...]] = {}
+    for number in range(count):
+        layer = make(number) if number else first
+        layers.append(layer)
+        # kept ones lie evenly between the others, so that reading has their time, too
+        if number * kept // count == (number + 1) * kept // count:
+            regions[number] = file.put(_tensors(layer, number))
+    file.flush()
+    for pages in regions.values():
+        file.drop(pages)
+    streamed = StreamedLayers(layers)
+    streamed.stream = Stream(file, regions)
+    said = (
+        f"weight_memory {_mib(budget)}: {len(regions)} of {count} layers ({_mib(file.nbytes)}) lie in a file "
+        f"in {directory} and are read {AHEAD} layers ahead"
+    )
+    saved = max(0, file.nbytes - window)
+    return Budgeted(streamed, saved, (Selection("offload", "file", said),))
+
+
+def linears(layer: DecoderLayer) -> tuple[Linear, ...]:
+    """Every product of a layer."""
+    return (*layer.qkv.parts, layer.attention_output, *layer.gate_up.parts, layer.down)
+
+
+def _nbytes(layer: DecoderLayer) -> int:
+    return sum(linear.nbytes for linear in linears(layer))
+
+
+def _tensors(layer: DecoderLayer, number: int) -> Iterable[Tensor]:
+    for linear in linears(layer):
+        if not isinstance(linear, StoredLinear):
+            raise ModelLoadError(
+                f"weight_memory needs kernels that say where their weights lie; that of layer {number} "
+                f"({linear.recipe}) does not: set kernels to cpu or torch"
+            )
+        yield from linear.tensors
+
+
+def _mib(count: int) -> str:
+    return f"{count / _MIB:.0f} MiB"

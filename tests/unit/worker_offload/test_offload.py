@@ -1,0 +1,114 @@
+"""Weights beyond a budget lie in a file: the same bits, less memory, and refusals that name both numbers."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from hundredfold.config import load as load_settings
+from hundredfold_worker.model import LoadedModel, ModelLoadError
+from hundredfold_worker.model.offload import StreamedLayers
+from hundredfold_worker.model.offload.layers import linears
+from hundredfold_worker.model.offload.spill import PAGE, SpillFile
+from hundredfold_worker.settings import WorkerSettings
+from support.model_rows import load, run_rows
+from support.random_checkpoints import random_ids, random_model
+
+LAYERS = 10
+ROWS = [(random_ids(40), [17, 20, 1, 1, 1]), (random_ids(12, seed=3), [12])]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("wide")
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": LAYERS}
+    random_model("Llama", **shape).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("HUNDREDFOLD_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def streamed(model: LoadedModel) -> set[int]:
+    """Layers that lie in a file."""
+    layers = model.decoder.layers  # type: ignore[attr-defined]
+    return set(layers.stream._regions) if isinstance(layers, StreamedLayers) else set()
+
+
+def layer_bytes(model: LoadedModel) -> int:
+    return sum(linear.nbytes for linear in linears(model.decoder.layers[0]))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("options", [{}, {"kernels": ("torch",)}, {"quantization": "int8"}], ids=str)
+def test_the_same_bits_from_half_the_memory(checkpoint: Path, options: dict[str, str], cache: Path) -> None:
+    whole = load(checkpoint, **options)
+    truth = run_rows(whole, ROWS)
+    size, total = layer_bytes(whole), whole.runtime.weight_bytes
+    budget = total // 2
+    model = load(checkpoint, weight_memory=budget, **options)
+    assert 4 <= len(streamed(model)) < LAYERS
+    # but for pages that a tensor shares with others
+    assert model.runtime.weight_bytes <= budget + LAYERS * 8 * 2 * PAGE
+    assert model.runtime.weight_bytes < total - 3 * size
+    for _ in range(2):
+        for rows, wanted in zip(run_rows(model, ROWS), truth, strict=True):
+            assert torch.equal(rows, wanted)
+    chosen = next(choice for choice in model.runtime.selections if choice.subject == "offload")
+    assert f"{len(streamed(model))} of {LAYERS} layers" in chosen.reason
+    assert list((cache / "weights").iterdir()) == []  # without a name: nothing is left behind
+
+
+def test_a_budget_that_holds_everything_streams_nothing(checkpoint: Path) -> None:
+    model = load(checkpoint, weight_memory=1 << 30)
+    assert streamed(model) == set()
+    assert any(choice.subject == "offload" for choice in model.runtime.selections)
+
+
+def test_a_budget_that_is_too_small_is_refused_with_both_numbers(checkpoint: Path) -> None:
+    with pytest.raises(ModelLoadError, match="weight_memory is 1000 bytes, the least for this model is"):
+        load(checkpoint, weight_memory=1000)
+
+
+def test_kernels_that_hide_their_weights_are_refused(checkpoint: Path) -> None:
+    total = load(checkpoint).runtime.weight_bytes
+    with pytest.raises(ModelLoadError, match="set kernels to cpu or torch"):
+        load(checkpoint, weight_memory=total // 2, kernels=("onednn",))
+
+
+def test_memory_is_given_back_and_the_content_stays(tmp_path: Path) -> None:
+    tensor = torch.arange(8 << 20, dtype=torch.float32)  # 32 MiB
+    copy = tensor.clone()
+    file = SpillFile(tmp_path / "weights")
+    address = tensor.data_ptr()
+    before = psutil.Process().memory_info().rss
+    regions = file.put([tensor, torch.ones(4)])
+    file.flush()
+    file.drop(regions)
+    file.forget()
+    assert len(regions) == 1
+    assert psutil.Process().memory_info().rss < before - (24 << 20)
+    file.fetch(regions)
+    assert tensor.data_ptr() == address
+    assert torch.equal(tensor, copy)
+    tensor[1 << 20] = 7  # private: the file does not change
+    file.drop(regions)
+    assert torch.equal(tensor, copy)
+    del tensor, file
+    gc.collect()
+    assert float(torch.zeros(8 << 20).sum()) == 0  # whoever gets these addresses next can use them
+
+
+def test_sizes_are_written_as_people_do() -> None:
+    def told(value: str) -> int | None:
+        return load_settings(WorkerSettings, file=None, flags={"weight_memory": value}).weight_memory
+
+    assert (told("2GiB"), told("300MB"), told("4096")) == (2 << 30, 300_000_000, 4096)
+    with pytest.raises(Exception, match="no size"):
+        told("some")
