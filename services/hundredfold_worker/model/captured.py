@@ -21,6 +21,7 @@ from hundredfold.plugin import (
 )
 from hundredfold_worker.model.decoder import Decoder, DecoderLayer, Norm, Projection, QueryKeyNorms
 from hundredfold_worker.model.loaded import PagedCache
+from hundredfold_worker.model.offload import StreamedLayers
 
 _STEP = 64
 """Rows by which buffers grow; their pages are touched only as far as steps reach."""
@@ -77,6 +78,8 @@ class Captured:
 
 def can_capture(decoder: Decoder) -> bool:
     """Whether to try: what the plugins of attention and elementwise operations say."""
+    if isinstance(decoder.layers, StreamedLayers):
+        return False  # between its layers others have to be read
     return isinstance(decoder.layers[0].operations, CapturingElementwise) and isinstance(
         decoder.attention, CapturingAttention
     )
