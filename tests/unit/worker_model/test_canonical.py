@@ -91,6 +91,22 @@ def test_a_format_with_one_scale_for_all_is_not_joined() -> None:
     assert join_rows([weight, weight]) is None
 
 
+def float8(rows: int, block: tuple[int, int] | None = None) -> Float8Weight:
+    shape = (rows, 1) if block is None else (-(-rows // block[0]), -(-K // block[1]))
+    return Float8Weight(torch.randn(rows, K).to(torch.float8_e4m3fn), torch.rand(shape), block)
+
+
+def test_8_bit_floats_are_joined_where_a_block_ends_with_its_layer() -> None:
+    for weights in ([float8(3), float8(5)], [float8(4, (2, 16)), float8(6, (2, 16))]):
+        joined = join_rows(weights)
+        assert joined is not None
+        wanted = torch.cat([dequantize(weight, torch.float32) for weight in weights])
+        assert torch.equal(dequantize(joined, torch.float32), wanted)
+    assert join_rows([float8(3, (2, 16)), float8(4, (2, 16))]) is None
+    assert join_rows([float8(4, (4, 16)), float8(4, (2, 16))]) is None
+    assert join_rows([float8(4), float8(4, (2, 16))]) is None
+
+
 def test_tensors_of_the_transform_move_too() -> None:
     weight = replace(grouped(3), transform=Permute(torch.randperm(K)))
     moved = to_device(weight, torch.device("meta"))
