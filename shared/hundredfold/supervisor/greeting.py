@@ -54,7 +54,7 @@ def ready_panel(
     door = where["tokenizer"]
     examples: list[RenderableType] = [
         "",
-        f'[dim]$[/dim] hundredfold generate --chat "Name three rivers." --address {escape(door)}',
+        f'[dim]$[/dim] hundredfold generate "The sky is" --address {escape(door)}',
         "[dim]$[/dim] grpcurl -plaintext -import-path proto -proto hundredfold/v1/generation.proto \\",
         f'    -d \'{{"text": "The sky is"}}\' {escape(door)} hundredfold.v1.GenerationService/Generate',
         *(_curl(where["gateway"]) if "gateway" in where else ()),
@@ -66,12 +66,12 @@ def ready_panel(
 
 
 def _curl(listen: str) -> tuple[str, str]:
-    """A chat over HTTP."""
+    """A completion over HTTP: any model has those, a chat needs a template."""
     socket = listen.removeprefix("unix:")
     target = f"http://{listen}" if socket == listen else f"--unix-socket {socket} http://localhost"
     return (
-        f"[dim]$[/dim] curl {escape(target)}/v1/chat/completions -H 'content-type: application/json' \\",
-        '    -d \'{"messages": [{"role": "user", "content": "Name three rivers."}]}\'',
+        f"[dim]$[/dim] curl {escape(target)}/v1/completions -H 'content-type: application/json' \\",
+        '    -d \'{"prompt": "The sky is"}\'',
     )
 
 
