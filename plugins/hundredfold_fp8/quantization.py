@@ -169,11 +169,14 @@ def _is_size(value: object) -> bool:
 
 
 def _reciprocal(config: Mapping[str, Any]) -> bool:
-    """gptqmodel calls the reciprocal of a scale ``weight_scale_inv``; DeepSeek calls the scale itself so."""
+    """gptqmodel calls the reciprocal of a scale ``weight_scale_inv``; DeepSeek calls the scale itself so.
+
+    Only gptqmodel has the two keys.
+    """
     semantics = config.get("weight_scale_semantics")
     if semantics not in (None, "inverse"):
         raise ValueError(f"weight_scale_semantics is {str(semantics)[:80]!r}; read is 'inverse'")
-    return semantics is not None
+    return semantics is not None or config.get("weight_scale_method") is not None
 
 
 def _excepted(config: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:

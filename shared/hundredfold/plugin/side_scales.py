@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from hundredfold.plugin import LayerRequest, TensorSource
+from hundredfold.plugin.quantization import LayerRequest, TensorSource
 from hundredfold.plugin.reading import FLOATS
 
 OF_INPUTS = ("input_scale", "activation_scale")
@@ -17,7 +17,7 @@ OF_LAYERS = (
     *("input_zero_point", "input_global_scale", "activation_scale_inv", "input_scale_inv"),
     *("output_scale", "output_zero_point", "output_global_scale"),
 )
-OF_CACHES = re.compile(r"(.+\.[qkv])_(scale|zero_point|global_scale)")
+OF_CACHES = re.compile(r"(.+\.(?:[qkv]|kv))_(scale|zero_point|global_scale)")
 MAX_NUMBERS = 1 << 16
 """Of one such tensor: one for each head at most, or a few."""
 
