@@ -5,6 +5,7 @@ Block layouts: https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from hundredfold.plugin import (
@@ -19,7 +20,7 @@ from hundredfold.plugin import (
     StoredTensor,
     TensorSource,
 )
-from hundredfold.plugin.reading import find_tensor, read_tensor
+from hundredfold.plugin.reading import FLOATS, find_tensor, read_tensor
 from hundredfold_gguf.codebook import iq4_nl, iq4_xs, mxfp4
 from hundredfold_gguf.k_quants import q2_k, q3_k, q4_k, q5_k, q6_k
 from hundredfold_gguf.simple import q4_0, q4_1, q5_0, q5_1, q8_0
@@ -62,6 +63,9 @@ class Gguf:
 class GgufMethod:
     """Reads ``<layer>.weight`` by its type."""
 
+    def __init__(self) -> None:
+        self._read: Counter[str] = Counter()
+
     def covers(self, layer: LayerRequest) -> bool:
         """Every layer."""
         return True
@@ -69,6 +73,7 @@ class GgufMethod:
     def load(self, layer: LayerRequest, tensors: TensorSource) -> CanonicalWeight:
         """The layer's matrix. Raises ``ValueError`` when it is absent, misshapen, cut or of unknown type."""
         stored = find_tensor(layer, tensors)
+        self._read[stored.encoding] += 1
         if stored.encoding not in READERS:
             return DenseWeight(read_tensor(layer, tensors))
         weight = READERS[stored.encoding](layer, stored)
@@ -77,6 +82,15 @@ class GgufMethod:
                 f"layer '{layer.name}': tensor '{stored.name}' has scales or minima that are not finite"
             )
         return weight
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """How many matrices of each type were kept as stored, and how many were not."""
+        kept = [f"{count} {kind}" for kind, count in self._read.most_common() if kind in READERS]
+        others = self._read.keys() - READERS.keys() - set(FLOATS)
+        dense = [f"{self._read[kind]} {kind}" for kind in sorted(others)]
+        said = (("read as stored", kept), ("dequantized at load", dense))
+        return tuple(f"{what}: {', '.join(kinds)}" for what, kinds in said if kinds)
 
 
 def _is_finite(weight: GroupedIntWeight | Codebook4Weight) -> bool:

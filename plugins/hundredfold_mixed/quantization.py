@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from hundredfold.plugin import (
@@ -65,6 +66,7 @@ class MixedMethod:
 
     def __init__(self, rules: tuple[BoundRule, ...]) -> None:
         self._rules = rules
+        self._read: Counter[str] = Counter()
 
     def covers(self, layer: LayerRequest) -> bool:
         """Every layer."""
@@ -72,16 +74,20 @@ class MixedMethod:
 
     def load(self, layer: LayerRequest, tensors: TensorSource) -> CanonicalWeight:
         """The layer as its format reads it. Raises ``ValueError`` naming layer, tensor and reason."""
-        method = self._method(layer.name)
+        bound = self._rule(layer.name)
+        method = None if bound is None else bound.method
+        self._read["no rule" if bound is None else f"'{bound.rule.layers}'"] += 1
         if method is None or not method.covers(layer):
             return DenseWeight(read_tensor(layer, tensors, encodings=FLOATS))
         return method.load(layer, tensors)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What the formats have to tell of their layers, each text once."""
+        """How many layers each rule had, and what the formats have to tell, each text once."""
+        layers = ", ".join(f"{count} by {rule}" for rule, count in self._read.most_common())
+        own = (f"layers: {layers}",) if layers else ()
         said = (text for bound in self._rules for text in getattr(bound.method, "remarks", ()))
-        return tuple(dict.fromkeys(said))
+        return (*own, *dict.fromkeys(said))
 
-    def _method(self, name: str) -> QuantizationMethod | None:
-        return next((bound.method for bound in self._rules if bound.rule.matches(name)), None)
+    def _rule(self, name: str) -> BoundRule | None:
+        return next((bound for bound in self._rules if bound.rule.matches(name)), None)

@@ -80,3 +80,15 @@ def test_rows_that_are_no_whole_blocks_are_refused() -> None:
     short = StoredTensor(stored.name, "Q4_K", (9, 500), stored.raw)
     with pytest.raises(ValueError, match=r"has rows of 500, no multiple of Q4_K's block of 256"):
         GGUF.bind(INFO).load(LayerRequest("blk.0.ffn_up", (9, 500)), MemoryTensors({short.name: short}))
+
+
+def test_what_became_of_each_type_is_said() -> None:
+    method = GGUF.bind(INFO)
+    for name in ("Q6_K", "Q4_K", "Q6_K"):
+        stored, _ = random_tensor(name)
+        method.load(LayerRequest("blk.0.ffn_up", stored.shape), MemoryTensors({stored.name: stored}))
+    assert method.remarks == ("read as stored: 2 Q6_K, 1 Q4_K",)
+    strange = StoredTensor("a.weight", "IQ3_S", (1, 256), np.zeros(110, dtype=np.uint8))
+    with pytest.raises(ValueError, match="IQ3_S"):
+        method.load(LayerRequest("a", (1, 256)), MemoryTensors({"a.weight": strange}))
+    assert method.remarks[1:] == ("dequantized at load: 1 IQ3_S",)

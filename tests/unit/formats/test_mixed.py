@@ -69,7 +69,10 @@ def test_each_layer_is_read_by_its_own_format(mixed: tuple[Path, Tensor], option
     model = load(directory, **options)
     assert float((one_prefill(model, IDS) - wanted).abs().max()) < 1e-3
     assert not model.runtime.warnings
-    assert next(s for s in model.runtime.selections if s.subject == "quantization").chosen == "mixed"
+    chosen = next(s for s in model.runtime.selections if s.subject == "quantization")
+    assert chosen.chosen == "mixed"
+    assert "layers: 7 by '*.self_attn.*', 4 by '*.mlp.*', " in chosen.reason
+    assert "2 by no rule" in chosen.reason
 
 
 def test_it_is_quantized_anew_like_any_other(mixed: tuple[Path, Tensor]) -> None:
@@ -130,4 +133,4 @@ def test_a_pattern_cannot_take_for_ever() -> None:
     rules = [{"layers": "*a" * 99 + "b", "config": None}]
     info = CheckpointInfo("safetensors", section(rules), InstalledFormats(registry))
     method = registry.get("mixed").bind(info)
-    assert method._method("a" * 1000) is None
+    assert method._rule("a" * 1000) is None
