@@ -48,6 +48,13 @@ class Cache:
             hits.append(block)
         return hits
 
+    def first_missing(self, sequence: Sequence) -> bytes | None:
+        """The content that would let the sequence share a block more; ``None`` when it shares all it can."""
+        shared = len(self.match(sequence))
+        if sequence.request.submission.skip_prefix_cache or shared >= (sequence.total - 1) // self.block_size:
+            return None
+        return self._hash(sequence, shared)
+
     def knows(self, sequence: Sequence) -> bool:
         """Whether the sequence's first block is here. O(1)."""
         if sequence.total <= self.block_size or sequence.request.submission.skip_prefix_cache:
@@ -68,6 +75,8 @@ class Cache:
         sequence.next_full = sequence.capacity + self.block_size
         sequence.promised = promised
         self.promised += promised
+        if self._window is not None and sequence.beams is None:
+            self._drop_unseen(sequence, self._window)
 
     def room(self, sequence: Sequence) -> int:
         """Tokens that the sequence's table could hold if it took every available block."""

@@ -109,6 +109,9 @@ class Newcomers:
             waiting.restore(sequence)
         nothing_fits = bool(passed) and not look.seated and not look.elsewhere
         worker.stuck = outlook if nothing_fits else None
+        if nothing_fits:
+            missing = map(worker.cache.first_missing, (*look.no_room, *look.put_off))
+            worker.cache.index.await_only(digest for digest in missing if digest is not None)
         return look.seated
 
     def _outlook(self, worker: Worker, terms: Terms) -> Outlook:
@@ -119,6 +122,7 @@ class Newcomers:
             seats=worker.slots.num_free,
             longest=terms.longest,
             claims_only=terms.claims_only,
+            arrived=worker.cache.index.num_arrived,
         )
 
     def _examine(self, sequence: Sequence, look: _Look, worker: Worker, now: float) -> bool:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class PrefixIndex:
     """One block per content; a second block with the same content stays nameless."""
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, int] = {}
+        self._awaited: frozenset[bytes] = frozenset()
+        self.num_arrived = 0
+        """Contents that were awaited when they were entered, so far."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -18,7 +23,13 @@ class PrefixIndex:
 
     def add(self, digest: bytes, block: int) -> bool:
         """Enter a block; false when another block holds this content already."""
-        return self._blocks.setdefault(digest, block) == block
+        entered = self._blocks.setdefault(digest, block) == block
+        self.num_arrived += entered and digest in self._awaited
+        return entered
+
+    def await_only(self, digests: Iterable[bytes]) -> None:
+        """From now on, these are what somebody waits for."""
+        self._awaited = frozenset(digests)
 
     def remove(self, digest: bytes) -> None:
         """Forget a content."""

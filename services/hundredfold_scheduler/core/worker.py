@@ -49,6 +49,8 @@ class Outlook:
     """Longest prompt that may start, in tokens."""
     claims_only: bool
     """Whether memory was too short for anybody but owners who hold little."""
+    arrived: int
+    """Blocks entered into the cache so far that somebody who was passed over can share."""
 
     def is_no_better_than(self, other: Outlook) -> bool:
         """Whether nobody can fit now who did not fit then."""
@@ -59,6 +61,7 @@ class Outlook:
             and self.seats <= other.seats
             and self.longest <= other.longest
             and self.claims_only >= other.claims_only
+            and self.arrived == other.arrived
         )
 
 

@@ -110,6 +110,18 @@ def test_hits_that_appear_while_queued_are_used() -> None:
     assert cached(second) == 64
 
 
+def test_one_that_did_not_fit_starts_as_soon_as_its_prefix_is_there() -> None:
+    """The second one's prompt is the first one's: computed, it leaves a single block to be found."""
+    prompt = [3 + i % 200 for i in range(200)]
+    harness = Harness(replace(SMALL, num_blocks=17, max_num_batched_tokens=256))
+    first, second = (harness.submit(i, prompt, 20) for i in (0, 1))
+    while not second.ids:
+        harness.turn()
+        assert not first.ended, "it waited for the first one's end"
+    harness.run()
+    assert first.ids == second.ids == expected_output(prompt, 20, Script(), 1000)
+
+
 def test_a_block_is_shared_only_when_a_result_confirmed_it() -> None:
     """A prompt that is still being computed cannot be hit, however much of it is planned."""
     harness = Harness(replace(SMALL, max_num_batched_tokens=32))

@@ -94,3 +94,17 @@ def test_preemption_starts_a_windowed_sequence_from_its_beginning() -> None:
     assert harness.scheduler.state.totals.preemptions > 0
     for stream_id in range(4):
         assert harness.received[stream_id].ids == free.received[stream_id].ids
+
+
+def test_of_a_prefix_that_was_found_only_the_window_is_held() -> None:
+    """Blocks before it are another's to take from the first step on."""
+    harness = Harness(WINDOWED)
+    prompt = [3 + index % 11 for index in range(150)]
+    harness.submit(1, prompt, 2)
+    run(harness)
+    harness.submit(2, prompt, 40)
+    harness.turn()
+    check_all(harness.scheduler.state)
+    assert harness.seats.cache.pool.num_used <= -(-(WINDOW - 1) // 16) + 2
+    run(harness)
+    assert harness.received[2].ids[:2] == harness.received[1].ids
