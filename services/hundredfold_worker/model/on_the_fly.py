@@ -15,7 +15,9 @@ from hundredfold.plugin import (
     CheckpointInfo,
     DenseWeight,
     LayerRequest,
+    QuantizationPlugin,
     Quantizer,
+    Reasons,
 )
 from hundredfold.plugin.dequantize import dequantize, fold_transform
 from hundredfold.plugin.registry import PluginError, Registry
@@ -130,8 +132,11 @@ def _is_format(formats: Registry, name: str, info: CheckpointInfo) -> bool:
         plugin = formats.get(name)
     except PluginError as error:
         raise ModelLoadError(str(error)) from error
-    ask = Guard(formats).asking(lambda format: format.refuses(info), asked_for=True)
-    return not ask(plugin)
+
+    def ask(plugin: QuantizationPlugin) -> Reasons:
+        return plugin.refuses(info)
+
+    return not Guard(formats).asking(ask, asked_for=True)(plugin)
 
 
 def common_names(names: ParameterNames) -> dict[str, tuple[str, ...]]:
