@@ -11,6 +11,7 @@ from torch import Tensor
 from hundredfold.plugin import BlockHadamard, ChannelInt8Weight, LinearSpec, Reasons
 from hundredfold_cpu.library import INT, POINTER, Variant
 from hundredfold_cpu.packed import PANEL, PackedWeight
+from hundredfold_cpu.room import Room
 
 MOST_COLUMNS = 1 << 17
 """Products of 8-bit codes that an int32 sum holds."""
@@ -54,12 +55,14 @@ def refuses_channel_int8(spec: LinearSpec) -> Reasons:
     return reasons
 
 
-def pack_channel_int8(variant: Variant, weight: ChannelInt8Weight, bias: Tensor | None) -> PackedWeight:
+def pack_channel_int8(
+    variant: Variant, weight: ChannelInt8Weight, bias: Tensor | None, room: Room
+) -> PackedWeight:
     """As this instruction set reads it, the rotation of the input included; ``bias`` is [N] or None."""
     n, k = weight.codes.shape
     rows = -(-n // PANEL) * PANEL
     stored = weight.codes if weight.codes.stride(1) == 1 else weight.codes.contiguous()
-    codes = torch.empty(rows * (-(-k // _STEP) * _STEP), dtype=torch.int8)
+    codes = room.take((rows * (-(-k // _STEP) * _STEP),), torch.int8)
     corrections = torch.empty(rows, dtype=torch.int32)
     pack = variant.function("pack_channel_int8", POINTER, INT, INT, INT, POINTER, POINTER)
     pack(stored.data_ptr(), stored.stride(0), n, k, codes.data_ptr(), corrections.data_ptr())

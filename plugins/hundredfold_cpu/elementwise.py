@@ -20,7 +20,7 @@ from hundredfold.plugin import (
 )
 from hundredfold_cpu.drawing import CpuDrawer
 from hundredfold_cpu.library import FLOAT, INT, POINTER, Variant, best
-from hundredfold_cpu.program import ROWS, KeptProgram, kept_call
+from hundredfold_cpu.program import ROWS, ByRow, KeptProgram, kept_call
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """What native functions are called by type of activations."""
@@ -143,35 +143,35 @@ class CpuOperations:
     def capture_rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> NativeCall:
         """Of tokens, or of each of their heads."""
         (heads, head_stride), (_, out_head_stride) = _heads(x), _heads(out)
-        where = (x.data_ptr(), ROWS, heads, x.stride(0), head_stride, x.shape[-1])
-        to = (out.data_ptr(), out.stride(0), out_head_stride)
+        where = (ByRow(x), ROWS, heads, x.stride(0), head_stride, x.shape[-1])
+        to = (ByRow(out), out.stride(0), out_head_stride)
         return self._kept("rms_norm", *where, weight.data_ptr(), eps, *to, held=(x, weight, out))
 
     def capture_add(self, residual: Tensor, x: Tensor) -> NativeCall:
         """Row by row."""
-        both = (residual.data_ptr(), residual.stride(0), x.data_ptr(), x.stride(0))
+        both = (ByRow(residual), residual.stride(0), ByRow(x), x.stride(0))
         return self._kept("add", *both, ROWS, x.shape[1], held=(residual, x))
 
     def capture_add_rms_norm(
         self, residual: Tensor, x: Tensor, weight: Tensor, eps: float, out: Tensor
     ) -> NativeCall:
         """One pass for the sum, one for the norm, row by row."""
-        both = (residual.data_ptr(), residual.stride(0), x.data_ptr(), x.stride(0), ROWS, x.shape[1])
-        to = (out.data_ptr(), out.stride(0))
+        both = (ByRow(residual), residual.stride(0), ByRow(x), x.stride(0), ROWS, x.shape[1])
+        to = (ByRow(out), out.stride(0))
         held = (residual, x, weight, out)
         return self._kept("add_rms_norm", *both, weight.data_ptr(), eps, *to, held=held)
 
     def capture_rotate(self, x: Tensor, rotation: Rotation) -> NativeCall:
         """In place."""
-        heads = (x.data_ptr(), ROWS, x.shape[1], x.stride(0), x.stride(1))
+        heads = (ByRow(x), ROWS, x.shape[1], x.stride(0), x.stride(1))
         pairs = int(rotation.style is RotaryStyle.PAIRS)
         angles = rotation.angles
-        return self._kept("rotate", *heads, rotation.dim, pairs, angles.data_ptr(), held=(x, angles))
+        return self._kept("rotate", *heads, rotation.dim, pairs, ByRow(angles), held=(x, angles))
 
     def capture_gated(self, gate_up: Tensor, activation: Activation, out: Tensor) -> NativeCall:
         """One pass."""
-        halves = (gate_up.data_ptr(), ROWS, gate_up.stride(0), gate_up.shape[1] // 2)
-        to = (_ACTIVATIONS[activation], out.data_ptr(), out.stride(0))
+        halves = (ByRow(gate_up), ROWS, gate_up.stride(0), gate_up.shape[1] // 2)
+        to = (_ACTIVATIONS[activation], ByRow(out), out.stride(0))
         return self._kept("gated", *halves, *to, held=(gate_up, out))
 
     def program(self, calls: Sequence[NativeCall]) -> KeptProgram:

@@ -11,6 +11,7 @@ from hundredfold.plugin import GroupedIntWeight, LinearSpec, Reasons
 from hundredfold.plugin.integer import LARGEST_GROUP, offsets_of, same_point
 from hundredfold_cpu.library import INT, POINTER, common_function
 from hundredfold_cpu.packed import PANEL, PackedWeight, by_panel, is_half
+from hundredfold_cpu.room import Room
 
 GROUPED_KERNELS = {torch.float32: "grouped_int8_float32", torch.bfloat16: "grouped_int8_bfloat16"}
 """The native function for inputs and outputs of a type."""
@@ -51,7 +52,7 @@ def refuses_grouped(spec: LinearSpec, weight: GroupedIntWeight) -> Reasons:
     return reasons
 
 
-def pack_grouped(weight: GroupedIntWeight, bias: Tensor | None) -> PackedWeight:
+def pack_grouped(weight: GroupedIntWeight, bias: Tensor | None, room: Room) -> PackedWeight:
     """Codes of up to 4 bits in 4, others in 8. The input transform is left aside; ``bias`` is [N] or None."""
     n, k = weight.codes.shape
     bits = 4 if weight.bits <= 4 else 8
@@ -61,8 +62,8 @@ def pack_grouped(weight: GroupedIntWeight, bias: Tensor | None) -> PackedWeight:
     offsets = offsets_of(weight)
     half = weight.scales.dtype == torch.float16 and is_half(offsets)
     dtype = torch.float16 if half else torch.float32
-    tensors = [torch.empty(_bytes(n, k, weight.group_size, bits), dtype=torch.uint8)]
-    tensors.append(by_panel(weight.scales.to(dtype)))
+    tensors = [room.take((_bytes(n, k, weight.group_size, bits),), torch.uint8)]
+    tensors.append(room.keep(by_panel(weight.scales.to(dtype))))
     record = GroupedRecord(
         codes=tensors[0].data_ptr(),
         scales=tensors[1].data_ptr(),
@@ -74,7 +75,7 @@ def pack_grouped(weight: GroupedIntWeight, bias: Tensor | None) -> PackedWeight:
         half=half,
     )
     if offsets is not None:
-        tensors.append(by_panel(offsets.to(dtype)))
+        tensors.append(room.keep(by_panel(offsets.to(dtype))))
         record.offsets = tensors[-1].data_ptr()
     if bias is not None:
         tensors.append(bias.float().contiguous())

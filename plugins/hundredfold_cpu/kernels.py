@@ -23,10 +23,14 @@ from hundredfold_cpu.channel_int8 import CHANNEL_KERNELS, pack_channel_int8, ref
 from hundredfold_cpu.grouped import GROUPED_KERNELS, pack_grouped, refuses_grouped
 from hundredfold_cpu.library import INT, POINTER, Kernel, Variant, best
 from hundredfold_cpu.packed import PackedWeight, pack
-from hundredfold_cpu.program import ROWS, kept_call
+from hundredfold_cpu.program import ROWS, ByRow, kept_call
+from hundredfold_cpu.room import Room
 
 SHORT = 1 << 23
 """Multiplications of about a tenth of a millisecond: for fewer, the interpreter is not lent to others."""
+
+MOST_READ_AGAIN = 4 << 20
+"""Bytes of a weight that caches keep: a larger one is read once for all rows, not once for each block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,9 @@ class CpuLinear:
         """See ``CapturingLinear``; an input transform is torch's work."""
         if self.transform is not None:
             return None
-        both = (self.address, x.data_ptr(), x.stride(0), ROWS, out.data_ptr(), out.stride(0))
+        whole = self.nbytes > MOST_READ_AGAIN
+        here, there = (x.data_ptr(), out.data_ptr()) if whole else (ByRow(x), ByRow(out))
+        both = (self.address, here, x.stride(0), ROWS, there, out.stride(0))
         return kept_call(self.variant, self.kernel, *both, held=(self.weight, x, out))
 
 
@@ -86,6 +92,7 @@ class CpuKernels:
 
     def __init__(self, variant: Variant | None = None) -> None:
         self._variant = variant or best()
+        self._room = Room()
 
     def refuses(self, spec: LinearSpec) -> Reasons:
         """Takes every canonical weight with float32 inputs; int8 inputs where the weight has integers."""
@@ -105,10 +112,10 @@ class CpuKernels:
         """Pack the weight."""
         weight = spec.weight
         if spec.activations is Activations.INT8 and isinstance(weight, ChannelInt8Weight):
-            packed = pack_channel_int8(self._variant, weight, bias)  # its kernel rotates the input itself
+            packed = pack_channel_int8(self._variant, weight, bias, self._room)  # it rotates the input itself
             return self._linear(spec, CHANNEL_KERNELS[spec.dtype], packed, None, "sums in int32")
         if spec.activations is Activations.INT8 and isinstance(weight, GroupedIntWeight):
-            packed, kernel = pack_grouped(weight, bias), GROUPED_KERNELS[spec.dtype]
+            packed, kernel = pack_grouped(weight, bias, self._room), GROUPED_KERNELS[spec.dtype]
             return self._linear(spec, kernel, packed, weight.transform, "sums in int32")
         return self._linear(spec, "linear", pack(weight, bias), weight.transform, "product in float32")
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hundredfold.plugin import Encoding, KVCacheSpec
+from hundredfold_cpu.room import huge_pages
 
 LANES = 16
 """Keys that lie together, and what a value's columns are padded to."""
@@ -62,15 +61,9 @@ class CpuLayerCache:
 def _zeros(rows: int, columns: int) -> Tensor:
     """In huge pages where the system has them: blocks lie anywhere, and looking up small pages costs much."""
     nbytes = rows * columns
-    if nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if nbytes < HUGE_PAGE:
         return torch.zeros((rows, columns), dtype=torch.uint8)
-    try:
-        # Shared memory, Python's default, has huge pages only where a system allows them for it.
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"{nbytes} bytes for cache blocks") from error
-    with contextlib.suppress(OSError):  # a system built without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    memory = huge_pages(nbytes)
     zeros = torch.frombuffer(memory, dtype=torch.uint8).view(rows, columns)
     try:
         memory.madvise(_POPULATE_WRITE)

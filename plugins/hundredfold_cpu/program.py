@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
+
+from torch import Tensor
 
 from hundredfold.plugin import NO_ROWS, NativeCall
 from hundredfold_cpu.library import INT, POINTER, Variant, common_function
@@ -17,14 +20,31 @@ ROWS: Final = object()
 class _Call(ctypes.Structure):
     """``Call`` of native/program.cpp."""
 
-    _fields_ = (("function", POINTER), ("words", POINTER), ("rows_at", INT))
+    _fields_ = (
+        ("function", POINTER),
+        ("words", POINTER),
+        ("rows_at", INT),
+        ("per_row", POINTER),
+        ("num_words", INT),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ByRow:
+    """The address of a buffer's first row among the arguments of a call that computes each row by itself."""
+
+    buffer: Tensor
 
 
 def kept_call(variant: Variant, name: str, *arguments: object, held: Sequence[object]) -> NativeCall:
-    """A call of the kernel ``name``, whose arguments are addresses, whole numbers, floats and ``ROWS``."""
+    """A call of the kernel ``name``, whose arguments are addresses, buffers by row, whole numbers, floats and
+    ``ROWS``.
+    """
     words = (INT * len(arguments))(*(_word(argument) for argument in arguments))
     rows_at = next((i for i, argument in enumerate(arguments) if argument is ROWS), NO_ROWS)
-    return NativeCall(variant.address(f"{name}_words"), words, rows_at, tuple(held))
+    steps = [_row_bytes(argument) for argument in arguments]
+    per_row = (INT * len(steps))(*steps) if any(steps) else None
+    return NativeCall(variant.address(f"{name}_words"), words, rows_at, tuple(held), per_row)
 
 
 class KeptProgram:
@@ -35,7 +55,16 @@ class KeptProgram:
         self._held = tuple(calls)
         self._count = len(calls)
         self._calls = (_Call * len(calls))(
-            *(_Call(call.function, ctypes.addressof(call.words), call.rows_at) for call in calls)
+            *(
+                _Call(
+                    call.function,
+                    ctypes.addressof(call.words),
+                    call.rows_at,
+                    None if call.per_row is None else ctypes.addressof(call.per_row),
+                    len(call.words),
+                )
+                for call in calls
+            )
         )
         self._address = ctypes.addressof(self._calls)
 
@@ -44,7 +73,13 @@ class KeptProgram:
         self._run(self._address, self._count, rows)
 
 
+def _row_bytes(argument: object) -> int:
+    return argument.buffer.stride(0) * argument.buffer.itemsize if isinstance(argument, ByRow) else 0
+
+
 def _word(argument: object) -> int:
+    if isinstance(argument, ByRow):
+        return argument.buffer.data_ptr()
     if argument is ROWS or argument is None:
         return 0
     if isinstance(argument, float):

@@ -94,10 +94,12 @@ static void compute_run(const Call<T, E>& call, const Tile& tile, int64_t head, 
                         const Room<E>& room) {
   const int64_t units = call.paged.key_units, group = call.group();
   const int64_t key_bytes = units * UNIT * int64_t(sizeof(typename E::Code));
+  const int64_t value_bytes = LANES * LANES * int64_t(sizeof(typename E::Code));
   Run<E> run;
   run.find(call.paged, call.table(tile), head, begin, end);
   for (int64_t g = 0; g < run.groups; ++g) {
     if (g + 2 < run.groups) fetch(run.keys[g + 2], key_bytes);
+    for (int64_t panel = 0; panel < call.paged.panels; ++panel) fetch(run.values[g] + panel * run.panel, value_bytes);
     by_rows(room.rows, [&](auto taken, int64_t row) {
       score<E, decltype(taken)::COUNT>(room.q + row * 2 * units, units, run.keys[g], room.scores + row * RUN + g * LANES,
                                        RUN);

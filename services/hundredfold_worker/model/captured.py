@@ -230,8 +230,8 @@ class _Capture:
         return self._spaced(self._rows, width)
 
     def _spaced(self, rows: int, width: int) -> Tensor:
-        """Rows begin an odd number of lines apart. Products write a few columns of every row at a time: of rows
-        that lie 4,096 bytes apart, or 49,152 floats, those columns would share one set of the cache.
+        """Rows begin an odd number of lines apart. Products write a few columns of every row at a time: with
+        4,096 bytes from row to row, or a multiple, those columns would share one set of the cache.
         """
         line = _LINE // self._dtype.itemsize
         lines = -(-width // line) | 1

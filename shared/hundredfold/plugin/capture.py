@@ -34,6 +34,9 @@ class NativeCall:
     """Which word the runner sets to the number of rows before the call."""
     held: tuple[object, ...]
     """What the arguments point into."""
+    per_row: ctypes.Array[ctypes.c_int64] | None = None
+    """What is to be added to each argument for every row that is left out in front; ``None`` where the rows
+    cannot be computed apart."""
 
 
 class Program(Protocol):
