@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from support.model_rows import load, one_prefill
 from support.quantized_llama import write_quantized
 from support.stored_tensors import stored as all_stored
 
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "fp8"
 PLUGIN = Registry("hundredfold.quantization").get("fp8")
 IDS = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -122,6 +124,22 @@ def test_every_layout_is_what_its_formula_says(kind: str, tmp_path: Path) -> Non
     needed = {n: t for n, t in stored.items() if not n.endswith("input_scale")}
     down = LayerRequest("model.layers.0.mlp.down_proj", (96, 160))
     check_quantization(PLUGIN, info, needed, {down: truth.model.layers[0].mlp.down_proj.weight.detach()})
+
+
+@pytest.mark.parametrize("kind", ["gptqmodel-row", "gptqmodel-tensor-e5m2"])
+def test_gptqmodels_own_checkpoints(kind: str, tmp_path: Path) -> None:
+    """It divides by its scales, here the inverse is multiplied by: the last bit of a number may differ."""
+    truth = load_file(FIXTURES / kind / "reference.safetensors")
+    ids = truth["prompt"].tolist()
+    model = load(FIXTURES / kind)
+    assert float((one_prefill(model, ids) - truth["logits"]).abs().max()) < 1e-3
+    assert not model.runtime.warnings
+    shutil.copytree(FIXTURES / kind, tmp_path, dirs_exist_ok=True)
+    for file in ("config.json", "quantize_config.json"):  # its other word for its kind of scales is enough
+        text = (tmp_path / file).read_text()
+        (tmp_path / file).write_text(text.replace("weight_scale_semantics", "unknown"))
+    again = one_prefill(load(tmp_path), ids)
+    assert float((again - truth["logits"]).abs().max()) < 1e-3
 
 
 def test_what_is_left_aside_is_said(tmp_path: Path) -> None:
