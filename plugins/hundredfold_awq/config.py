@@ -38,6 +38,8 @@ def refusals(section: Mapping[str, Any]) -> list[str]:
         return _auto_round_refusals(section)
     if method is None and "q_group_size" in section and "w_bit" in section:
         method = "awq"  # AutoAWQ's own file, which names no method
+    if method == "gptq" and _version(section) == GEMM:
+        method = "awq"  # GPTQModel's word for what it rounded to the nearest, whatever the layout
     if method != "awq":
         return [f"reads quant_method awq, not {_shown(method)}"]
     named = _version(section)
@@ -63,11 +65,12 @@ def _layer_format(section: Section) -> LayerFormat:
 
 
 def _version(section: Mapping[str, Any]) -> str:
-    """The layout's name, in small letters; who says nothing writes gemm."""
+    """The layout's name, in small letters; AutoAWQ's own files that say nothing are gemm."""
     if section.get("backend") == "llm-awq":
         return "llm-awq"
     keys = ("version", "checkpoint_format", "format")
-    return str(next((section[key] for key in keys if section.get(key)), GEMM)).lower()
+    usual = "gptq" if section.get("quant_method") == "gptq" else GEMM
+    return str(next((section[key] for key in keys if section.get(key)), usual)).lower()
 
 
 def _auto_round_refusals(section: Mapping[str, Any]) -> list[str]:

@@ -148,9 +148,31 @@ class TestHabitsOfWriters:
         config = json.loads((tmp_path / "config.json").read_text())
         section = config.pop("quantization_config")
         del section["quant_method"]
+        section["model_name_or_path"] = "elsewhere"
         (tmp_path / "config.json").write_text(json.dumps(config))
         (tmp_path / "quantize_config.json").write_text(json.dumps(section))
         assert float((one_prefill(load(tmp_path), IDS) - wanted).abs().max()) < 1e-3
+
+
+def test_rules_keep_their_order(tmp_path: Path) -> None:
+    """transformers sorts what it writes into config.json; the quantizer's own file is as it was made."""
+    rules = {"+:.*v_proj": {"bits": 8}, "+:.*_proj": {"bits": 3}}
+    mixed = dict(sorted(rules.items()))
+    assert list(mixed) != list(rules)
+
+    def pack(name: str, matrix: Tensor) -> tuple[Mapping[str, Tensor], Quantized] | None:
+        if name == "lm_head":
+            return None
+        layer = round_to_nearest(matrix, 8 if "v_proj" in name else 3, 64)
+        return gptq_tensors(name, layer), layer
+
+    reference = write_quantized(
+        tmp_path, {**GPTQ, "dynamic": mixed, "model_name_or_path": "a"}, each_layer(pack)
+    )
+    own = {**GPTQ, "dynamic": rules, "model_name_or_path": "b"}
+    (tmp_path / "quantize_config.json").write_text(json.dumps(own))
+    got = one_prefill(load(tmp_path), IDS)
+    assert float((got - reference_logits(reference, IDS)).abs().max()) < 1e-3
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

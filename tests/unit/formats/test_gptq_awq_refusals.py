@@ -35,6 +35,7 @@ def info(method: str | None, **values: Any) -> CheckpointInfo:
         ("awq", info("awq")),
         ("awq", info("awq", version="GEMM")),
         ("awq", info("awq", checkpoint_format="gemm")),
+        ("awq", info("gptq", checkpoint_format="gemm")),
         ("awq", info(None, w_bit=4, q_group_size=128)),
         ("awq", info("auto-round", packing_format="auto_round:auto_awq")),
     ],
