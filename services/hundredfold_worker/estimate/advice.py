@@ -15,6 +15,9 @@ from hundredfold_worker.estimate.resident import CACHE, Layout
 INT4 = Form("int4 g64", Kind.GROUPED, 4, 64, 16)
 _SHORTER_CACHES = ("int8",)
 _LEAST_LENGTH = 256
+_MIB = 1 << 20
+_WINDOW = 3
+"""Layers in memory while others lie in a file: the one that is computed, and two ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,8 @@ class Case:
 
 def remedies(case: Case) -> tuple[Remedy, ...]:
     """Everything that frees something, in the order in which to try it."""
-    found = [*_cache(case), *_length(case), *_sequences(case), *_weights(case), *_share(case)]
+    found = [*_cache(case), *_length(case), *_sequences(case), *_weights(case)]
+    found += [*_offload(case), *_share(case)]
     return tuple(remedy for remedy in found if remedy.frees > 0)
 
 
@@ -113,6 +117,21 @@ def _weights(case: Case) -> Iterator[Remedy]:
 
         then = _again(case, forms=four)
         yield _remedy(case, "hundredfold quantize --bits 4", then, case.wanted, "some percent of perplexity")
+
+
+def _offload(case: Case) -> Iterator[Remedy]:
+    """Layers in a file: what stays is the output layer, tables, and the layers that are read ahead."""
+    if case.machine.device != "cpu":
+        return
+    layers = {number: size for number, size in case.now.by_layer.items() if number is not None}
+    table = next(part for part in case.outline.parts if part.role is Role.EMBEDDING)
+    outside = case.now.by_layer.get(None, 0) - case.kept.part(table, case.forms(table), tied=False)
+    window = _WINDOW * max(layers.values(), default=0)
+    if outside + window < case.now.weights:
+        then = replace(case.now, by_layer={None: outside + window})
+        least = -(-(outside + window) // _MIB)
+        costs = "each step reads the layers from a file"
+        yield _remedy(case, f"--weight-memory {least}MiB", then, case.wanted, costs)
 
 
 def _share(case: Case) -> Iterator[Remedy]:

@@ -30,6 +30,11 @@ class Embedding:
         return len(next(iter(_tables(self.weight).values())))
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What rows are looked up in."""
+        return tuple(_tables(self.weight).values())
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the table as it lies in memory."""
         return sum(table.nbytes for table in _tables(self.weight).values())

@@ -21,11 +21,12 @@ from hundredfold.plugin import (
     ElementwiseSpec,
     KVCacheSpec,
     NothingFits,
+    StoredLinear,
 )
 from hundredfold.plugin.registry import Registry
 from hundredfold_worker.model.activations import ActivationsPolicy
 from hundredfold_worker.model.architectures import describe
-from hundredfold_worker.model.build import Builder, attention_spec
+from hundredfold_worker.model.build import Builder, Ends, attention_spec
 from hundredfold_worker.model.cache import BackendCachePlanner, heads_of_cache
 from hundredfold_worker.model.checkpoint import Checkpoint, open_checkpoint
 from hundredfold_worker.model.decoder import Decoder
@@ -33,7 +34,7 @@ from hundredfold_worker.model.description import ModelDescription
 from hundredfold_worker.model.errors import ModelLoadError
 from hundredfold_worker.model.guards import GuardedMethod
 from hundredfold_worker.model.loaded import LoadedModel, LoadOptions, PagedCache, RuntimeReport, Selection
-from hundredfold_worker.model.offload import Budgeted, load_layers
+from hundredfold_worker.model.offload import Budgeted, Held, load_layers
 from hundredfold_worker.model.on_the_fly import choose_on_the_fly
 from hundredfold_worker.model.precision import NAMES, choose_device, choose_dtype
 from hundredfold_worker.model.rotary import RotaryTable
@@ -138,7 +139,7 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
     ends = builder.ends()
     tables = tuple(RotaryTable(rotary, max_model_len, device) for rotary in rotaries)
     held = builder.nbytes + sum(table.nbytes for table in tables)
-    budgeted = _layers(builder, options.weight_memory, held, device)
+    budgeted = _layers(builder, options.weight_memory, held, ends)
     decoder = Decoder(
         embedding=ends.embedding,
         embedding_scale=float(torch.tensor(description.embedding_scale, dtype=dtype)),
@@ -185,14 +186,18 @@ def _format_of(
         raise
 
 
-def _layers(builder: Builder, budget: int | None, held: int, device: torch.device) -> Budgeted:
+def _layers(builder: Builder, budget: int | None, held: int, ends: Ends) -> Budgeted:
     """Every layer; ``held`` are the bytes of other weights, which count against the budget, too."""
     count = builder.model.description.num_layers
     if budget is None:
         return Budgeted(tuple(map(builder.layer, range(count))))
-    if device.type != "cpu":
-        raise ModelLoadError(f"weight_memory is for weights on a CPU, not on {device.type}")
-    return load_layers(builder.layer, count, held, budget, cache_dir() / "weights")
+    if builder.device.type != "cpu":
+        raise ModelLoadError(f"weight_memory is for weights on a CPU, not on {builder.device.type}")
+    head = ends.head.tensors if isinstance(ends.head, StoredLinear) else None
+    table = ends.embedding.tensors
+    if head is None or {part.data_ptr() for part in head} & {part.data_ptr() for part in table}:
+        table = ()  # the output layer may be the same tensor, and reads all of it
+    return load_layers(builder.layer, count, Held(held, table), budget, cache_dir() / "weights")
 
 
 def _max_model_len(options: LoadOptions, description: ModelDescription) -> int:

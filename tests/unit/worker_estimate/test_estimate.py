@@ -225,7 +225,7 @@ def test_what_does_not_fit_gets_remedies_in_order_and_exit_code_1(write: Write) 
     assert (done.exit_code, found["fits"]["enough"]) == (1, False)
     settings = [remedy["setting"].split()[0] for remedy in found["remedies"]]
     order = ["--kv-cache-dtype", "--max-model-len", "--max-num-seqs", "--quantization", "hundredfold"]
-    assert settings == [*order, "--memory-utilization"]
+    assert settings == [*order, "--weight-memory", "--memory-utilization"]
     sizes = [remedy["frees"] for remedy in found["remedies"]]
     assert all(size > 0 for size in sizes)
     cache = found["remedies"][0]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hundredfold.config import load as load_settings
+from hundredfold.models import DEFAULT_MODEL
 from hundredfold_worker.model import LoadedModel, ModelLoadError
 from hundredfold_worker.model.offload import StreamedLayers
 from hundredfold_worker.model.offload.layers import linears
@@ -30,7 +31,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("HUNDREDFOLD_CACHE_DIR", str(tmp_path))
     return tmp_path
@@ -112,3 +113,14 @@ def test_sizes_are_written_as_people_do() -> None:
     assert (told("2GiB"), told("300MB"), told("4096")) == (2 << 30, 300_000_000, 4096)
     with pytest.raises(Exception, match="no size"):
         told("some")
+
+
+def test_the_default_model_in_half_of_its_memory_says_the_same() -> None:
+    whole = load(DEFAULT_MODEL, dtype="auto")
+    rows: list[tuple[list[int], list[int]]] = [(list(range(20, 52)), [30, 1, 1])]
+    truth, total = run_rows(whole, rows)[0], whole.runtime.weight_bytes
+    del whole
+    model = load(DEFAULT_MODEL, dtype="auto", weight_memory=total // 2)
+    assert model.runtime.weight_bytes < 0.55 * total
+    assert len(streamed(model)) > 10
+    assert torch.equal(run_rows(model, rows)[0], truth)

@@ -1,5 +1,5 @@
 """Weights beyond a budget: in a file, read ahead of use, dropped after it. See ``stream`` and ``spill``."""
 
-from hundredfold_worker.model.offload.layers import Budgeted, StreamedLayers, load_layers
+from hundredfold_worker.model.offload.layers import Budgeted, Held, StreamedLayers, load_layers
 
-__all__ = ["Budgeted", "StreamedLayers", "load_layers"]
+__all__ = ["Budgeted", "Held", "StreamedLayers", "load_layers"]

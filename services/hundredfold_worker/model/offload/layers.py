@@ -41,10 +41,24 @@ class Budgeted:
     selections: tuple[Selection, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Weights that are no layer's."""
+
+    nbytes: int
+    table: tuple[Tensor, ...] = ()
+    """Of them those of which a step reads a few rows: they can lie in a file, unread."""
+
+    @property
+    def least(self) -> int:
+        """Bytes that have to be in memory."""
+        return self.nbytes - sum(tensor.nbytes for tensor in self.table)
+
+
 def load_layers(
-    make: Callable[[int], DecoderLayer], count: int, held: int, budget: int, directory: Path
+    make: Callable[[int], DecoderLayer], count: int, held: Held, budget: int, directory: Path
 ) -> Budgeted:
-    """Build ``count`` layers one by one; ``held`` bytes of other weights count against ``budget``, too.
+    """Build ``count`` layers one by one, beside what is ``held`` already.
 
     Raises:
         ModelLoadError: The budget holds not even what has to be in memory, a kernel does not say where its
@@ -52,19 +66,19 @@ def load_layers(
     """
     first = make(0)
     size = _nbytes(first)
-    window = (AHEAD + 1) * size
-    room = budget - held
-    if count * size <= room:
-        said = f"weight_memory of {_mib(budget)} holds all {_mib(held + count * size)} of weights"
+    if held.nbytes + count * size <= budget:
+        said = f"weight_memory of {_mib(budget)} holds all {_mib(held.nbytes + count * size)} of weights"
         return Budgeted((first, *map(make, range(1, count))), 0, (Selection("offload", "none", said),))
-    if room < window:
+    window = (AHEAD + 1) * size
+    if budget < held.least + window:
         raise ModelLoadError(
-            f"weight_memory is {budget} bytes, the least for this model is {held + window}: {held} for "
-            f"tables and output layer, and {AHEAD + 1} layers of {size}"
+            f"weight_memory is {budget} bytes, the least for this model is {held.least + window}: "
+            f"{held.least} for the output layer and tables, and {AHEAD + 1} layers of {size}"
         )
-    kept = (room - window) // size
+    room = budget - held.least
+    kept = count if count * size <= room else (room - window) // size
     try:
-        return _spill(make, first, count, kept, window, directory, budget)
+        return _spill(make, first, count, kept, held, window, directory, budget)
     except OSError as error:
         raise ModelLoadError(f"weights cannot be kept in a file in {directory}: {error}") from error
 
@@ -74,11 +88,13 @@ def _spill(
     first: DecoderLayer,
     count: int,
     kept: int,
+    held: Held,
     window: int,
     directory: Path,
     budget: int,
 ) -> Budgeted:
     file = SpillFile(directory)
+    table = file.put(held.table)
     layers: list[DecoderLayer] = []
     regions: dict[int, tuple[Region, ...]] = {}
     for number in range(count):
@@ -88,16 +104,20 @@ def _spill(
         if number * kept // count == (number + 1) * kept // count:
             regions[number] = file.put(_tensors(layer, number))
     file.flush()
-    for pages in regions.values():
+    for pages in (table, *regions.values()):
         file.drop(pages)
+    saved = file.nbytes - (window if regions else 0)
+    said = (
+        f"weight_memory {_mib(budget)}: {len(regions)} of {count} layers"
+        f"{' and the embedding' if table else ''} ({_mib(file.nbytes)}) lie in a file in {directory}; layers "
+        f"are read {AHEAD} ahead"
+    )
+    selections = (Selection("offload", "file", said),)
+    if not regions:
+        return Budgeted(tuple(layers), max(0, saved), selections)
     streamed = StreamedLayers(layers)
     streamed.stream = Stream(file, regions)
-    said = (
-        f"weight_memory {_mib(budget)}: {len(regions)} of {count} layers ({_mib(file.nbytes)}) lie in a file "
-        f"in {directory} and are read {AHEAD} layers ahead"
-    )
-    saved = max(0, file.nbytes - window)
-    return Budgeted(streamed, saved, (Selection("offload", "file", said),))
+    return Budgeted(streamed, max(0, saved), selections)
 
 
 def linears(layer: DecoderLayer) -> tuple[Linear, ...]:

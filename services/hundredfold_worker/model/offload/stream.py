@@ -24,6 +24,7 @@ class Stream:
     """
 
     def __init__(self, file: SpillFile, regions: Mapping[int, tuple[Region, ...]]) -> None:
+        self.file = file
         self._regions = dict(regions)
         self._numbers = sorted(regions)
         self._orders: SimpleQueue[_Order | None] = SimpleQueue()
@@ -33,6 +34,11 @@ class Stream:
         )
         self._thread.start()
         weakref.finalize(self, self._orders.put, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that each step reads."""
+        return sum(region.nbytes for pages in self._regions.values() for region in pages)
 
     def enter(self, layer: int) -> None:
         """A layer is about to be computed: have those after it read, the first ones of the next step too."""
