@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -45,13 +46,18 @@ class WorkFolder:
         self.done = 0
         """Finished layers."""
         path = self._folder / MANIFEST
-        if path.is_file():
-            self._take_up(path)
-            return
-        if output.exists() and any(entry.name != FOLDER for entry in output.iterdir()):
+        if not path.is_file() and output.exists() and any(entry.name != FOLDER for entry in output.iterdir()):
             raise QuantizeError(f"{output} is not empty; name a directory that is not there yet")
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._commit()
+        self._lock = self._folder.joinpath("lock").open("w")
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise QuantizeError(f"another run is at work in {output}") from None
+        if path.is_file():
+            self._take_up(path)
+        else:
+            self._commit()
 
     def piece(self, index: int) -> Path:
         """The file of one layer's tensors."""
@@ -90,6 +96,7 @@ class WorkFolder:
 
     def remove(self) -> None:
         """Delete the folder: the checkpoint is complete."""
+        self._lock.close()
         shutil.rmtree(self._folder)
 
     def _hidden(self, index: int) -> Path:

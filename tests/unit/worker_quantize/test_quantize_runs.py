@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from hundredfold.models import resolve, safetensors_header
-from hundredfold.plugin.registry import all_registries
+from hundredfold.plugin.registry import Registry, all_registries
 from hundredfold_worker.model import LoadedModel, LoadOptions, load_model
 from hundredfold_worker.quantize import command
 from hundredfold_worker.quantize.forward import Calibrator, Product, Stage
@@ -55,13 +58,18 @@ def plan(model: Path, output: Path, method: str | None, *rules: str) -> Plan:
     return Plan(str(model), output, otherwise, parsed, model / "LICENSE.txt", samples=4, window=48)
 
 
+@cache
+def plugins() -> dict[str, Registry]:
+    return all_registries()
+
+
 def silent(what: str, done: int, total: int) -> None:
     pass
 
 
 def loaded(path: Path) -> LoadedModel:
     options = LoadOptions(dtype="fp32", activations="float", max_model_len=64)
-    return load_model(resolve(str(path)), options, all_registries())
+    return load_model(resolve(str(path)), options, plugins())
 
 
 def likeness(a: Tensor, b: Tensor) -> float:
@@ -159,14 +167,14 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 
 def test_one_layer_is_in_memory_at_a_time(tmp_path: Path) -> None:
-    model = random_llama(vocab_size=512, hidden_size=128, intermediate_size=512, num_hidden_layers=12)
+    model = random_llama(vocab_size=512, hidden_size=128, intermediate_size=512, num_hidden_layers=8)
     source = tmp_path / "model"
     model.save_pretrained(source)
     write_tokenizer(source)
     (source / "LICENSE.txt").write_text(TEXT)
     del model
     layer = 4 * (128 * 128 * 3 + 3 * 128 * 512)  # float32
-    whole, hidden = 12 * layer, 4 * 4 * 48 * 128
+    whole, hidden = 8 * layer, 4 * 4 * 48 * 128
     gc.collect()
     before, most = held(), 0
 
@@ -226,11 +234,11 @@ def test_moving_scales_changes_no_output(family: str, method: str, tmp_path: Pat
 
 
 def opened(directory: Path) -> Source:
-    return open_source(resolve(str(directory)), all_registries())
+    return open_source(resolve(str(directory)), plugins())
 
 
 def run_plain(source: Source, change: Callable[[SourceLayer], None]) -> Tensor:
-    calibrator = Calibrator(source.description, source.names.norm_offset, 64, all_registries())
+    calibrator = Calibrator(source.description, source.names.norm_offset, 64, plugins())
     hidden = [calibrator.embed(source.embedding(), IDS)]
     for index in range(source.description.num_layers):
         layer = source.layer(index)
@@ -242,7 +250,7 @@ def run_plain(source: Source, change: Callable[[SourceLayer], None]) -> Tensor:
 
 
 def inputs_of(source: Source, layer: SourceLayer) -> dict[Stage, InputStatistics | None]:
-    calibrator = Calibrator(source.description, source.names.norm_offset, 64, all_registries())
+    calibrator = Calibrator(source.description, source.names.norm_offset, 64, plugins())
     torch.manual_seed(0)
     hidden = [torch.randn(40, source.description.hidden_size)]
     products = {name: Product(matrix.weight, matrix.bias) for name, matrix in layer.matrices.items()}
@@ -316,6 +324,24 @@ def test_another_run_in_the_directory_is_named(tiny: Path, tmp_path: Path) -> No
     result = run(str(tiny), "--method", "fp8", "-o", str(output))
     assert result.exit_code == 1
     assert "asked otherwise" in result.output
+
+
+def test_two_runs_in_one_directory_do_not_mix(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out" / ".quantize"
+    folder.mkdir(parents=True)
+    lock = str(folder / "lock")
+    holding = (
+        f"import fcntl; f = open({lock!r}, 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", holding], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        result = run(str(tiny), "--method", "int8", "-o", str(tmp_path / "out"))
+        other.communicate(b"\n")
+    assert result.exit_code == 1
+    assert "another run is at work" in result.output
 
 
 def test_a_model_that_is_not_finite_is_refused(tmp_path: Path) -> None:
