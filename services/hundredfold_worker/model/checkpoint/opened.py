@@ -20,6 +20,9 @@ from hundredfold_worker.model.checkpoint.config_json import ConfigJson
 from hundredfold_worker.model.checkpoint.tensors import Entry, MappedFile, MappedTensors
 from hundredfold_worker.model.errors import ModelLoadError
 
+OF_NO_ACCOUNT = {"model_name_or_path", "model_file_base_name"}
+"""Keys of quantization sections that say where a file once lay."""
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -92,7 +95,9 @@ def _quantization_section(config: ConfigJson, root: Path) -> Mapping[str, Any] |
         return None
     first_place, first = found[0]
     for place, other in found[1:]:
-        differing = sorted(key for key in other.keys() & first.keys() if other[key] != first[key])
+        both = (other.keys() & first.keys()) - OF_NO_ACCOUNT
+        differing = sorted(key for key in both if other[key] != first[key])
         if differing:
             raise ModelLoadError(f"{config.path}: {first_place} and {place} differ in '{differing[0]}'")
+        first = {**first, **other}  # a file of its own keeps the order of rules, which config.json sorts
     return first
