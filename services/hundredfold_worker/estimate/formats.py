@@ -218,11 +218,18 @@ def _mixed(section: Mapping[str, Any]) -> _Maybe:
     rules = section.get("rules")
     parsed: list[tuple[str, _Maybe | None]] = []
     for rule in rules if isinstance(rules, list) else []:
-        inside = rule.get("config") if isinstance(rule, dict) else None
-        method = _METHODS.get(str(inside.get("quant_method"))) if isinstance(inside, dict) else None
-        if isinstance(inside, dict) and (method is None or method is _mixed):
-            raise StartError(f"quantization_config: no format {inside.get('quant_method')!r} in a mixed one")
-        parsed.append((str(rule.get("layers")), None if method is None else method(inside)))
+        if not isinstance(rule, dict):
+            continue
+        inside = rule.get("config")
+        made: _Maybe | None = None
+        if isinstance(inside, dict):
+            make = _METHODS.get(str(inside.get("quant_method")))
+            if make is None or make is _mixed:
+                raise StartError(
+                    f"quantization_config: no format {inside.get('quant_method')!r} in a mixed one"
+                )
+            made = make(inside)
+        parsed.append((str(rule.get("layers")), made))
 
     def choose(part: Part) -> Form | None:
         for pattern, form in parsed:
