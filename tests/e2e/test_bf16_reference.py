@@ -12,7 +12,7 @@ from support.door import Answer, generate_all, request
 from support.stack import Stack
 from support.worker_model import full_logits, load_default
 
-NEW_TOKENS = 48
+NEW_TOKENS = 24
 UNDECIDED = 0.3
 """Gap between the two best logits in fp32 below which bf16 may pick the other."""
 SHARE = 1.25

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -134,11 +135,12 @@ def test_memory_is_flat(tiny: Stack) -> None:
         for i in range(50)
         for more in ({"n": 4, "temperature": 1.0}, {"beam_width": 4, "n": 2})
     ]
-    asyncio.run(generate_all(tiny.address, asked, at_once=16))
-    before = {name: tiny.resident_bytes(name) for name in tiny.processes}
-    for _ in range(2):
+    sizes: dict[str, list[int]] = {name: [] for name in tiny.processes}
+    for _ in range(3):
         asyncio.run(generate_all(tiny.address, asked, at_once=16))
-    load = tiny.wait_idle()
-    assert load.blocks.free + load.blocks.cached == load.blocks.total
-    for name, size in before.items():
-        assert tiny.resident_bytes(name) < size + 4 * MIB, name
+        load = tiny.wait_idle()
+        assert load.blocks.free + load.blocks.cached == load.blocks.total
+        for name in sizes:
+            sizes[name].append(tiny.resident_bytes(name))
+    for name, found in sizes.items():  # the allocator grows now and then; a leak grows every time
+        assert min(after - before for before, after in pairwise(found)) < 2 * MIB, (name, found)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
 from hundredfold.v1 import generation_pb2 as pb
 from support.door import generate_all, request
+from support.drafts import draft_until_accepted
+from support.pace import TooSlow
 from support.stack import Stack
 from support.tiny_model import make_tiny_model
 
 NUM_REQUESTS = 64
+FRESH = itertools.count()
+"""For salts: what was asked again finds nothing in the cache."""
 CHUNKED = {"scheduler": {"max_num_batched_tokens": 48}}
 NONE_IN_FLIGHT = {"scheduler": {"max_plans_in_flight": 1}}
 SPECULATING = {"worker": {"speculative": "ngram", "num_speculative_tokens": 4}}
@@ -58,8 +62,9 @@ def ids_of(
 
 
 def wait_for_tokens(stack: Stack, count: int) -> None:
-    """Return once the scheduler has handed out this many tokens."""
-    while stack.load().totals["output_tokens"] < count:
+    """Return once the scheduler has handed out this many tokens more."""
+    before = stack.load().totals["output_tokens"]
+    while stack.load().totals["output_tokens"] < before + count:
         time.sleep(0.01)
 
 
@@ -108,16 +113,10 @@ def test_batched(started: Callable[..., Stack], alone: list[list[int]], flags: d
 
 
 def test_speculating_a_few_at_a_time(started: Callable[..., Stack], alone: list[list[int]]) -> None:
-    """Drafts are tried, accepted, and decide nothing. On a busy machine they may rest for a while: the one
-    request that only repeats itself is asked again until they are back.
-    """
+    """So few that drafts pay; they are tried, accepted, and decide nothing."""
     stack = started(SPECULATING)
     assert ids_of(stack, make_requests("few"), at_once=3) == alone
-    repeating = request([5, 6, 7], max_tokens=200, ignore_eos=True, temperature=0.0, logit_bias={9: 100.0})
-    for _ in range(50):
-        if stack.load().totals["accepted_tokens"]:
-            break
-        assert ids_of(stack, [repeating]) == [[9] * 200]
+    draft_until_accepted(stack)
     totals = stack.load().totals
     assert 0 < totals["accepted_tokens"] <= totals["drafted_tokens"]
     stack.wait_idle()
@@ -144,7 +143,10 @@ def test_prefix_hit(started: Callable[..., Stack], alone: list[list[int]], flags
 def test_preempted(started: Callable[..., Stack], alone: list[list[int]], flags: dict) -> None:
     stack = started(flags)
     before = stack.load().totals["preemptions"]
-    assert ids_of(stack, make_requests("preempted")) == alone
+    for turn in range(5):  # clients that come one by one, on a busy machine, may fit one after the other
+        assert ids_of(stack, make_requests(f"preempted {turn}")) == alone
+        if stack.load().totals["preemptions"] - before >= 5:
+            break
     assert stack.load().totals["preemptions"] - before >= 5
     stack.wait_idle()
 
@@ -154,24 +156,24 @@ def test_preempted(started: Callable[..., Stack], alone: list[list[int]], flags:
     "flags", [{}, NONE_IN_FLIGHT, SPECULATING], ids=["in-flight", "none-in-flight", "speculating"]
 )
 def test_replayed_after_kill(
-    tiny: str, alone: list[list[int]], tmp_path: Path, victim: str, flags: dict
+    started: Callable[..., Stack], alone: list[list[int]], victim: str, flags: dict
 ) -> None:
-    stack = Stack(tiny, tmp_path, {**flags, "worker": {"dtype": "fp32", **flags.get("worker", {})}})
-    stack.start()
+    stack = started(flags)
+    salt = f"replayed {next(FRESH)}"
+
+    async def crash_halfway() -> list[list[int]]:
+        running = asyncio.create_task(generate_all(stack.address, make_requests(salt)))
+        await asyncio.to_thread(wait_for_tokens, stack, 300)
+        await asyncio.to_thread(stack.kill, victim)
+        if running.done():
+            raise TooSlow("the crash came too late to prove anything")
+        return [answer.token_ids for answer in await running]
+
     try:
-        stack.wait_ready()
-
-        async def crash_halfway() -> list[list[int]]:
-            running = asyncio.create_task(generate_all(stack.address, make_requests("replayed")))
-            await asyncio.to_thread(wait_for_tokens, stack, 300)
-            await asyncio.to_thread(stack.kill, victim)
-            assert not running.done(), "the crash came too late to prove anything"
-            return [answer.token_ids for answer in await running]
-
         assert asyncio.run(crash_halfway()) == alone
-        stack.wait_idle()
     finally:
-        stack.stop()
+        stack.wait_ready()
+    stack.wait_idle()
 
 
 def test_unseeded_neighbours(started: Callable[..., Stack], alone: list[list[int]]) -> None:

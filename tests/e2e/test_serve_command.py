@@ -54,7 +54,7 @@ class Serving:
     def text(self) -> str:
         return self.output.read_text(errors="replace")
 
-    def until(self, pattern: str, timeout_s: float = 120) -> None:
+    def until(self, pattern: str, timeout_s: float = 240) -> None:
         deadline = time.monotonic() + timeout_s
         while not re.search(pattern, self.text):
             assert self.process.poll() is None, self.text
@@ -77,8 +77,8 @@ def output(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def serving(default_model: str, output: Path) -> Iterator[Serving]:
-    running = Serving(default_model, output, "--sample", "--set", "worker.dtype=fp32")
+def serving(tiny_model: str, output: Path) -> Iterator[Serving]:
+    running = Serving(tiny_model, output, "--sample", "--set", "worker.dtype=fp32")
     try:
         running.until("is ready after")
         yield running
@@ -93,8 +93,8 @@ def test_up_answer_kill_each_and_down(serving: Serving):
         assert place in serving.text
     with Client(serving.address, retry=RetryPolicy(connect_s=30, resume_s=60)) as client:
         prompt = "A long story about a river: "
-        undisturbed = client.generate(prompt, max_tokens=300, temperature=0, ignore_eos=True).result()
-        assert len(undisturbed.token_ids) == 300
+        undisturbed = client.generate(prompt, max_tokens=1500, temperature=0, ignore_eos=True).result()
+        assert len(undisturbed.token_ids) == 1500
         before = serving.children()
         assert set(before) == set(SERVICES)
 
@@ -107,7 +107,7 @@ def test_up_answer_kill_each_and_down(serving: Serving):
         killing.start()
         texts = []
         while killing.is_alive() or not texts:  # the machine decides how many answers the killing takes
-            stream = client.generate(prompt, max_tokens=300, temperature=0, ignore_eos=True)
+            stream = client.generate(prompt, max_tokens=1500, temperature=0, ignore_eos=True)
             texts.append("".join(stream.texts()))
         killing.join()
         assert set(texts) == {undisturbed.text}
@@ -159,7 +159,7 @@ def test_children_die_with_a_killed_supervisor(serving: Serving):
     children = serving.children()
     serving.process.kill()
     serving.process.wait()
-    _, alive = psutil.wait_procs(children.values(), timeout=5)
+    _, alive = psutil.wait_procs(children.values(), timeout=30)
     assert alive == []
 
 
@@ -182,5 +182,5 @@ def test_a_wrong_setting_is_said_and_ends_it(default_model: str, output: Path):
 
 def test_a_model_that_is_not_there_is_said_at_once(output: Path):
     running = Serving("./no/such/model", output)
-    assert running.process.wait(20) == 2
+    assert running.process.wait(60) == 2
     assert "model path './no/such/model' does not exist" in running.text

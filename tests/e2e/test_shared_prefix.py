@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from pathlib import Path
 
 import grpc
+import pytest
 
 from hundredfold.v1 import generation_pb2 as pb
 from hundredfold.v1 import generation_pb2_grpc as rpc
 from support.door import request
+from support.pace import in_time
 from support.stack import Stack
 
 PREFIX = 2000
 
 
+@pytest.mark.alone
 def test_a_shared_prefix_cuts_the_time_to_the_first_token_to_a_tenth(
     default_model: str, tmp_path: Path
 ) -> None:
-    """Three prefixes of 2,000 tokens, each asked for twice with another end: the second time all but its last
+    """Two prefixes of 2,000 tokens, each asked for twice with another end: the second time all but its last
     block comes from the cache.
     """
     flags = {"worker": {"num_threads": 2}}
@@ -30,15 +32,15 @@ def test_a_shared_prefix_cuts_the_time_to_the_first_token_to_a_tenth(
         stub = rpc.GenerationServiceStub(channel)
         first_token(stub, range(500, 700))  # warm
         first, second = [], []
-        for number in range(3):
+        for number in range(2):
             prefix = [300 + number, *(400 + (number * 31 + i * 17) % 5000 for i in range(PREFIX - 1))]
             first.append(first_token(stub, [*prefix, *range(600, 616)]))
             second.append(first_token(stub, [*prefix, *range(700, 716)]))
     assert all(cached == 0 for _, cached in first)
     assert all(cached >= PREFIX - 32 for _, cached in second)
-    cold, warm = (statistics.median(seconds for seconds, _ in times) for times in (first, second))
+    cold, warm = (min(seconds for seconds, _ in times) for times in (first, second))  # at its quietest
     print(f"time to the first token {cold * 1e3:.0f} ms, with the prefix cached {warm * 1e3:.0f} ms")
-    assert cold >= 10 * warm
+    in_time(10 * warm, cold, "ten times with the prefix cached")
 
 
 def first_token(stub: rpc.GenerationServiceStub, ids: range | list[int]) -> tuple[float, int]:

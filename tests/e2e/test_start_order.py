@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from pathlib import Path
 
@@ -16,7 +15,16 @@ ASK = request("the quick brown fox", max_tokens=8, temperature=0)
 HEAD_START_S = 0.5
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(SERVICES)), ids="-".join)
+ORDERS = [
+    ("worker", "scheduler", "tokenizer"),
+    ("worker", "tokenizer", "scheduler"),
+    ("scheduler", "worker", "tokenizer"),
+    ("tokenizer", "scheduler", "worker"),
+]
+"""Of both pairs of neighbours each comes first, in every combination."""
+
+
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
 def test_any_order_of_starting_serves(tiny_stack: Stack, order: tuple[str, ...]):
     for service in order:
         tiny_stack.start(service)

@@ -20,6 +20,8 @@ from hundredfold.v1 import control_pb2, control_pb2_grpc
 from support.ports import free_port
 
 SERVICES = ("worker", "scheduler", "tokenizer")
+GRACE_S = 240
+"""A neighbour that was killed needs seconds to be back, and minutes on a machine that is busy otherwise."""
 
 
 @dataclass
@@ -75,8 +77,8 @@ class Stack:
         """Start the named services, all when none is named."""
         neighbours: dict[str, dict[str, object]] = {
             "worker": {"num_threads": 1},
-            "scheduler": {"worker": self.addresses_of("worker")},
-            "tokenizer": {"scheduler": self.address_of("scheduler")},
+            "scheduler": {"worker": self.addresses_of("worker"), "recovery_grace_s": GRACE_S},
+            "tokenizer": {"scheduler": self.address_of("scheduler"), "recovery_grace_s": GRACE_S},
         }
         self.directory.mkdir(parents=True, exist_ok=True)
         for name in services or self.names:
@@ -102,7 +104,7 @@ class Stack:
         finally:
             self.stop()
 
-    def wait_ready(self, timeout_s: float = 120) -> None:
+    def wait_ready(self, timeout_s: float = 240) -> None:
         """Wait until all that were started answer SERVING; a service that ends first fails with its log."""
         deadline = time.monotonic() + timeout_s
         while True:
