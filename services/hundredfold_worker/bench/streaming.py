@@ -76,7 +76,7 @@ def disk_bandwidth() -> float:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         buffer, begun = bytearray(8 << 20), time.perf_counter()
         file.seek(0)
-        while file.readinto(buffer):  # type: ignore[attr-defined]
+        while file.readinto(buffer):
             pass
         return _FILE / (time.perf_counter() - begun)
 
