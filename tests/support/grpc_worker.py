@@ -131,9 +131,10 @@ class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer, health_pb2_grpc.HealthSe
         welcome = worker_pb2.ExecuteWelcome(incarnation=self.incarnation)
         await context.write(worker_pb2.ExecuteResponse(welcome=welcome))
         results: asyncio.Queue[StepResult] = asyncio.Queue()
+        writing = asyncio.Lock()  # a stream takes one message at a time, a second is an error
         tasks = [
-            asyncio.create_task(self._deliver(results, context)),
-            asyncio.create_task(self._tell_leaving(context)),
+            asyncio.create_task(self._deliver(results, context, writing)),
+            asyncio.create_task(self._tell_leaving(context, writing)),
         ]
         try:
             async for message in request_iterator:
@@ -157,16 +158,18 @@ class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer, health_pb2_grpc.HealthSe
             if self.worker is worker:
                 self.worker = None
 
-    async def _tell_leaving(self, context: Any) -> None:
+    async def _tell_leaving(self, context: Any, writing: asyncio.Lock) -> None:
         await self._leaving.wait()
-        await context.write(worker_pb2.ExecuteResponse(leaving=worker_pb2.ExecuteLeaving()))
+        async with writing:
+            await context.write(worker_pb2.ExecuteResponse(leaving=worker_pb2.ExecuteLeaving()))
 
-    async def _deliver(self, results: asyncio.Queue[StepResult], context: Any) -> None:
+    async def _deliver(self, results: asyncio.Queue[StepResult], context: Any, writing: asyncio.Lock) -> None:
         while True:
             result = await results.get()
             if self.delivery_s:
                 await asyncio.sleep(self.delivery_s)
-            await context.write(worker_pb2.ExecuteResponse(result=result_message(result)))
+            async with writing:
+                await context.write(worker_pb2.ExecuteResponse(result=result_message(result)))
 
 
 def plan_of(message: worker_pb2.StepPlan) -> StepPlan:

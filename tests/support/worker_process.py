@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -27,6 +28,9 @@ class RunningWorker:
     def __enter__(self) -> RunningWorker:
         assert self.service.open()
         self.device.start()
+        while self.service.host.state != "ready":  # it tidies memory first
+            assert self.device.is_alive()
+            time.sleep(0.005)
         return self
 
     def __exit__(

@@ -64,7 +64,14 @@ def choose_quantization(
     def ask(plugin: QuantizationPlugin) -> Reasons:
         return plugin.refuses(info)
 
-    choice = _choose("quantization", registry, asked, ask)
+    try:
+        choice = _choose("quantization", registry, asked, ask)
+    except ModelLoadError as error:
+        method = (info.quantization_config or {}).get("quant_method")
+        if asked != AUTO or method is None:
+            raise
+        told = f"the checkpoint is quantized with {str(method)[:80]}, which nothing installed reads"
+        raise ModelLoadError(f"{told}: {error}") from error.__cause__  # first: logs cut what is long
     guard = Guard(registry)
     try:
         method = guard.call(choice.value, "bind()", lambda: choice.value.bind(info), expected=(ValueError,))
