@@ -13,6 +13,9 @@ from torch import Tensor
 from hundredfold.plugin import NO_ROWS, NativeCall
 from hundredfold_cpu.library import INT, POINTER, Variant, common_function
 
+MOST_WORDS: Final = 16
+"""As in native/program.cpp."""
+
 ROWS: Final = object()
 """Stands for the number of rows among the arguments of a call."""
 
@@ -60,7 +63,7 @@ class KeptProgram:
                     call.function,
                     ctypes.addressof(call.words),
                     call.rows_at,
-                    None if call.per_row is None else ctypes.addressof(call.per_row),
+                    ctypes.addressof(call.per_row) if call.per_row is not None and _fits(call) else None,
                     len(call.words),
                 )
                 for call in calls
@@ -71,6 +74,12 @@ class KeptProgram:
     def __call__(self, rows: int) -> None:
         """One native call."""
         self._run(self._address, self._count, rows)
+
+
+def _fits(call: NativeCall) -> bool:
+    """Whether a call, which may be a stranger's, can be made for some of its rows; else for all at once."""
+    fits = call.rows_at != NO_ROWS and len(call.words) <= MOST_WORDS
+    return fits and call.per_row is not None and len(call.per_row) == len(call.words)
 
 
 def _row_bytes(argument: object) -> int:

@@ -112,6 +112,8 @@ def _copy(tensors: Sequence[_Placed], path: Path) -> None:
                         raise OSError(f"{tensor.path} ends inside of tensor '{tensor.name}'")
                     out.write(buffer)
                     left -= len(buffer)
+        out.flush()
+        os.fsync(out.fileno())  # the pieces are deleted after it
     unfinished.replace(path)
 
 

@@ -81,11 +81,14 @@ class WorkFolder:
         self._commit()
         self._hidden(index).unlink(missing_ok=True)
 
-    def hidden(self) -> list[Tensor] | None:
-        """The sequences that enter the next layer, float32[T, hidden]; ``None`` before the first."""
+    def hidden(self) -> list[Tensor]:
+        """The sequences that enter the next layer, float32[T, hidden], once a layer is done.
+
+        Raises ``QuantizeError``: they are not there any more.
+        """
         path = self._hidden(self.done)
         if not path.is_file():
-            return None
+            raise QuantizeError(f"{path} is missing, so the run cannot go on; begin in another directory")
         found = []
         with path.open("rb") as file:
             for tensor in safetensors_header(path).tensors.values():
@@ -96,6 +99,7 @@ class WorkFolder:
 
     def remove(self) -> None:
         """Delete the folder: the checkpoint is complete."""
+        (self._folder / MANIFEST).unlink()  # first: a folder without it is nobody's
         self._lock.close()
         shutil.rmtree(self._folder)
 

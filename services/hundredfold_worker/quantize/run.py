@@ -128,7 +128,7 @@ def _layers(
     if text is not None and folder.done < count:
         longest = max(map(len, text.windows))
         calibrator = Calibrator(source.description, source.names.norm_offset, longest, registries)
-        hidden = folder.hidden() or _embedded(source, calibrator, text)
+        hidden = folder.hidden() if folder.done else _embedded(source, calibrator, text)
     quantizer = LayerQuantizer(source, recipes, calibrator)
     for index in range(folder.done, count):
 

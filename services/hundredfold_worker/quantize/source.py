@@ -86,7 +86,11 @@ class Source:
         shapes = self.shapes(index)
         for stored, name in zip(linear_names(own), linear_names(names), strict=True):
             weight = self._plain(stored, shapes[name])
-            bias = self._reader.vector(f"{stored}.bias", shapes[name][0]).float() if biased[name] else None
+            bias = None
+            if biased[name]:
+                bias = self._reader.vector(f"{stored}.bias", shapes[name][0]).float()
+            else:
+                self._reader.no_bias(stored)
             matrices[name] = Matrix(weight, bias)
         if self._in_pairs:
             for name, heads in zip(

@@ -6,10 +6,14 @@ A checkpoint is a stranger's, and a regular expression of a stranger's can be ma
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from math import comb
 
 MAX_LENGTH = 1000
-MAX_REPEATS = 5
-"""Repeats without limit: with five, the longest name of a layer is matched or not in well under a second."""
+LONGEST_NAME = 64
+"""Characters of a layer's name, about."""
+MAX_WAYS = comb(LONGEST_NAME, 5)
+"""Ways to read a name that a pattern may leave open, some seven million: tried in about a second."""
 
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d*,?\d*\}|\(\?[^:=!<>)]*\)|.", re.DOTALL)
 """An escape, a class, a counted repeat, a flag, or one character."""
@@ -18,8 +22,8 @@ _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d*,?\d*\}|\(\?[^:=!<>)]*
 def compile_pattern(text: str, key: str) -> re.Pattern[str]:
     """The pattern. Raises ``ValueError`` naming ``key`` and what is wrong with the pattern.
 
-    Refused are repeats of what holds repeats or choices itself, more than ``MAX_REPEATS`` repeats without a
-    limit, and references back: each can take time that grows without bound.
+    Refused are repeats of what holds repeats or choices itself, references back, and more repeats and choices
+    than ``MAX_WAYS`` allows: each can take time that grows without bound.
     """
     shown = f"{key}: pattern '{text[:80]}'"
     if len(text) > MAX_LENGTH:
@@ -33,31 +37,50 @@ def compile_pattern(text: str, key: str) -> re.Pattern[str]:
         raise ValueError(f"{shown} is no regular expression: {error}") from error
 
 
+@dataclass(slots=True)
+class _Group:
+    """A group that is open."""
+
+    choices: int = 1
+    varies: bool = False
+    """Whether it holds a repeat or a choice."""
+
+
 def _endless(text: str) -> str:
     """Why matching could take too long; empty when it cannot."""
-    repeats = 0
-    open_groups: list[bool] = [False]
-    """For each group that is open, outermost first, whether it holds a repeat or a choice."""
-    closed = False
-    """Whether the element before is a group that does."""
+    repeats, ways = 0, 1
+    groups = [_Group()]
+    """Those that are open, outermost first."""
+    closed = repeated = False
+    """What is before: a group that varies; a repeat, which ``?`` makes lazy."""
+    before = ""
     if "(?P=" in text:
         return "refers back to a group, which is not read"
     for token in _TOKEN.findall(text):
         if re.fullmatch(r"\\[1-9]", token):
             return "refers back to a group, which is not read"
-        if token in ("*", "+") or (token.startswith("{") and "," in token):
-            if closed:
-                return "repeats a group that holds repeats or choices itself, which could take for ever"
+        repeat = token in ("*", "+") or (token.startswith("{") and token.endswith("}"))
+        if repeat and closed:
+            return "repeats a group that holds repeats or choices itself, which could take for ever"
+        if repeat and (token in ("*", "+") or "," in token):
             repeats += 1
-            open_groups[-1] = True
-        closed = False
+            groups[-1].varies = True
+        optional = token == "?" and before != "(" and not repeated
+        if optional:
+            ways *= 2
+            groups[-1].varies = True
+        closed, repeated, before = False, repeat or optional, token
         if token == "(":
-            open_groups.append(False)
+            groups.append(_Group())
         elif token == "|":
-            open_groups[-1] = True
-        elif token == ")" and len(open_groups) > 1:
-            closed = open_groups.pop()
-            open_groups[-1] |= closed
-    if repeats > MAX_REPEATS:
-        return f"has {repeats} repeats without limit, at most are {MAX_REPEATS}"
+            groups[-1].choices += 1
+            groups[-1].varies = True
+        elif token == ")" and len(groups) > 1:
+            group = groups.pop()
+            ways *= group.choices
+            closed = group.varies
+            groups[-1].varies |= closed
+    ways *= groups[0].choices
+    if comb(LONGEST_NAME, repeats) * ways > MAX_WAYS or repeats > LONGEST_NAME // 2:
+        return f"has {repeats} repeats without limit and {ways} combinations of choices, which is too many"
     return ""

@@ -12,7 +12,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -32,6 +32,8 @@ class Region:
     nbytes: int
     offset: int
     """In the file."""
+    tensor: Tensor = field(repr=False, compare=False)
+    """What lies there: as long as anybody may drop its pages, nobody else is given the memory."""
 
 
 class SpillFile:
@@ -57,11 +59,11 @@ class SpillFile:
             begin = -(-tensor.data_ptr() // PAGE) * PAGE
             end = (tensor.data_ptr() + tensor.nbytes) // PAGE * PAGE
             if end > begin:
-                regions.append(self._put(begin, end - begin))
+                regions.append(self._put(begin, end - begin, tensor))
         return tuple(regions)
 
-    def _put(self, address: int, nbytes: int) -> Region:
-        region = Region(address, nbytes, self.nbytes)
+    def _put(self, address: int, nbytes: int, tensor: Tensor) -> Region:
+        region = Region(address, nbytes, self.nbytes, tensor)
         view = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
         done = 0
         while done < nbytes:
