@@ -42,7 +42,7 @@ class _Size(click.ParamType):  # type: ignore[type-arg] # generic in new version
         return size
 
 
-class _Memories(click.ParamType):  # type: ignore[type-arg]
+class _Memories(click.ParamType):  # type: ignore[type-arg] # as above
     """``0=40GiB,cpu=120GiB``."""
 
     name = "memories"

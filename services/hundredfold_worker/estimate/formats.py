@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from hundredfold.errors import StartError
+from hundredfold.plugin.patterns import compile_pattern
 from hundredfold_worker.estimate.config_values import Config
 from hundredfold_worker.estimate.forms import Form, Kind, dense
 from hundredfold_worker.estimate.parts import Part, Role
@@ -92,9 +92,9 @@ def _named(name: str, pattern: str) -> bool:
 
 def _matches(pattern: str, name: str) -> bool:
     try:
-        return re.match(pattern, name) is not None
-    except re.error as error:
-        raise StartError(f"quantization_config: {pattern!r} is no regular expression: {error}") from None
+        return compile_pattern(pattern, "quantization_config").match(name) is not None
+    except ValueError as error:
+        raise StartError(str(error)) from None
 
 
 def _grouped(

@@ -247,6 +247,7 @@ def test_what_does_not_fit_gets_remedies_in_order_and_exit_code_1(write: Write) 
         ({"torch_dtype": "complex"}, "no float type"),
         ({"quantization_config": {"quant_method": "own"}}, "quant_method 'own'"),
         ({"quantization_config": GPTQ | {"dynamic": {"+:(": {"bits": 8}}}}, "no regular expression"),
+        ({"quantization_config": GPTQ | {"dynamic": {"+:(a+)+$": {"bits": 8}}}}, "repeats a group"),
     ],
 )
 def test_a_broken_configuration_is_one_line(write: Write, change: dict[str, Any], words: str) -> None:

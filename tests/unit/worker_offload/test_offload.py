@@ -77,6 +77,17 @@ def test_a_budget_that_is_too_small_is_refused_with_both_numbers(checkpoint: Pat
         load(checkpoint, weight_memory=1000)
 
 
+@pytest.mark.parametrize("share", [0.25, 0.6])
+def test_layers_that_are_larger_than_the_first_are_counted(
+    checkpoint: Path, cache: Path, share: float
+) -> None:
+    options = {"quantization": "int8", "quantization_exclude": ("model.layers.[1-9].*",)}
+    total = load(checkpoint, **options).runtime.weight_bytes
+    with pytest.raises(ModelLoadError, match="this model's layers differ in size"):
+        load(checkpoint, weight_memory=int(share * total), **options)
+    assert streamed(load(checkpoint, weight_memory=total, **options)) == set()
+
+
 def test_kernels_that_hide_their_weights_are_refused(checkpoint: Path) -> None:
     total = load(checkpoint).runtime.weight_bytes
     with pytest.raises(ModelLoadError, match="set kernels to cpu or torch"):

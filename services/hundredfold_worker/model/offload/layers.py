@@ -67,8 +67,11 @@ def load_layers(
     first = make(0)
     size = _nbytes(first)
     if held.nbytes + count * size <= budget:
-        said = f"weight_memory of {_mib(budget)} holds all {_mib(held.nbytes + count * size)} of weights"
-        return Budgeted((first, *map(make, range(1, count))), 0, (Selection("offload", "none", said),))
+        layers = (first, *map(make, range(1, count)))
+        found = held.nbytes + sum(map(_nbytes, layers))
+        _check(budget, found)
+        said = f"weight_memory of {_mib(budget)} holds all {_mib(found)} of weights"
+        return Budgeted(layers, 0, (Selection("offload", "none", said),))
     window = (AHEAD + 1) * size
     if budget < held.least + window:
         raise ModelLoadError(
@@ -78,7 +81,7 @@ def load_layers(
     room = budget - held.least
     kept = count if count * size <= room else (room - window) // size
     try:
-        return _spill(make, first, count, kept, held, window, directory, budget)
+        return _spill(make, first, count, kept, held, directory, budget)
     except OSError as error:
         raise ModelLoadError(f"weights cannot be kept in a file in {directory}: {error}") from error
 
@@ -89,7 +92,6 @@ def _spill(
     count: int,
     kept: int,
     held: Held,
-    window: int,
     directory: Path,
     budget: int,
 ) -> Budgeted:
@@ -106,7 +108,10 @@ def _spill(
     file.flush()
     for pages in (table, *regions.values()):
         file.drop(pages)
-    saved = file.nbytes - (window if regions else 0)
+    largest = max((_nbytes(layers[number]) for number in regions), default=0)
+    in_memory = sum(_nbytes(layer) for number, layer in enumerate(layers) if number not in regions)
+    _check(budget, held.least + in_memory + (AHEAD + 1) * largest)
+    saved = file.nbytes - (AHEAD + 1) * largest
     said = (
         f"weight_memory {_mib(budget)}: {len(regions)} of {count} layers"
         f"{' and the embedding' if table else ''} ({_mib(file.nbytes)}) lie in a file in {directory}; layers "
@@ -118,6 +123,15 @@ def _spill(
     streamed = StreamedLayers(layers)
     streamed.stream = Stream(file, regions)
     return Budgeted(streamed, max(0, saved), selections)
+
+
+def _check(budget: int, needed: int) -> None:
+    """The plan took every layer to be as large as the first; mixed checkpoints have others."""
+    if needed > budget:
+        raise ModelLoadError(
+            f"weight_memory is {budget} bytes; this model's layers differ in size, and as they would be kept "
+            f"for that they need {needed}: set weight_memory to it or more"
+        )
 
 
 def linears(layer: DecoderLayer) -> tuple[Linear, ...]:
