@@ -37,16 +37,20 @@ async def rest(connection: Connection) -> tuple[str, list[str]]:
     return text, others
 
 
+@pytest.mark.parametrize("half", [False, True], ids=["gone", "half closed"])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_is_cancelled_at_the_door(
-    gateway: RunningGateway, door: FakeDoor, stream: bool
+    gateway: RunningGateway, door: FakeDoor, stream: bool, half: bool
 ):
     connection = await gateway.connect()
     body = {"prompt": ["a", "b"], "max_tokens": 20_000, "stream": stream}
     await connection.send("POST", "/v1/completions", json.dumps(body).encode())
     await eventually(lambda: len(door.running) == 2)
     with at_most(1):
-        connection.leave()
+        if half:
+            connection.writer.write_eof()
+        else:
+            connection.leave()
         await door.idle()
     await eventually(lambda: gateway.service.gate.running == 0)
 
