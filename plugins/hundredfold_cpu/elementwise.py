@@ -12,6 +12,7 @@ from torch import Tensor
 from hundredfold.plugin import (
     API_VERSION,
     Activation,
+    CanonicalWeight,
     ElementwiseSpec,
     NativeCall,
     Reasons,
@@ -20,6 +21,7 @@ from hundredfold.plugin import (
 )
 from hundredfold_cpu.drawing import CpuDrawer
 from hundredfold_cpu.library import FLOAT, INT, POINTER, Variant, best
+from hundredfold_cpu.lookup import capture_lookup
 from hundredfold_cpu.program import ROWS, ByRow, KeptProgram, kept_call
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -173,6 +175,12 @@ class CpuOperations:
         halves = (ByRow(gate_up), ROWS, gate_up.stride(0), gate_up.shape[1] // 2)
         to = (_ACTIVATIONS[activation], ByRow(out), out.stride(0))
         return self._kept("gated", *halves, *to, held=(gate_up, out))
+
+    def capture_lookup(
+        self, weight: CanonicalWeight, factor: float, rows: Tensor, out: Tensor
+    ) -> NativeCall | None:
+        """Of float32 tables and grouped integers."""
+        return capture_lookup(self._variant, weight, factor, rows, out)
 
     def program(self, calls: Sequence[NativeCall]) -> KeptProgram:
         """One native call for all."""

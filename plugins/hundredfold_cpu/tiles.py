@@ -26,6 +26,8 @@ ALL_RUNS = -1
 
 Ints = NDArray[np.int64]
 
+_NOTHING: Ints = np.empty((0, 4), dtype=np.int64)
+
 
 class StepRecord(ctypes.Structure):
     """``Step`` of native/attention.cpp."""
@@ -74,8 +76,13 @@ def prepare_step(batch: AttentionBatch, cache: KVCacheSpec, layer: AttentionSpec
     """For every layer with as many heads and such a window."""
     threads = torch.get_num_threads()
     group, heads, width = layer.num_heads // layer.num_kv_heads, layer.num_kv_heads, padded(layer.head_dim)
-    queries = np.array(batch.query_lens, dtype=np.int64)
     lengths = np.array(batch.seq_lens, dtype=np.int64)
+    # of each query and head: itself, two sums, six numbers, scores, and weights in half as much
+    head_room = group * (3 * width + 6 + RUN + RUN // 2)
+    if set(batch.query_lens) == {1} and max(batch.seq_lens) <= RUN:
+        tiles, items = _decode(lengths, layer.sliding_window, heads, threads)
+        return _step(batch, tiles, items, _NOTHING, _NOTHING, scratch, head_room, 0)
+    queries = np.array(batch.query_lens, dtype=np.int64)
     starts = np.cumsum(queries) - queries
     rows, firsts, counts = _cut(queries, max(1, TILE_ROWS // group))
     positions = (lengths - queries)[rows] + firsts
@@ -102,16 +109,54 @@ def prepare_step(batch: AttentionBatch, cache: KVCacheSpec, layer: AttentionSpec
     long = np.flatnonzero(before)
     owners, piece_firsts, piece_counts = _cut(queries[long], PIECE)
     pieces = np.stack((starts[long][owners] + piece_firsts, piece_counts), axis=1)
-    # of each query and head: itself, two sums, six numbers, scores, and weights in half as much
-    stride = int(counts.max(initial=1)) * group * (3 * width + 6 + RUN + RUN // 2)
-    room = scratch.take(stride * threads + int(sizes.sum()))
+    stride = int(counts.max(initial=1)) * head_room
+    return _step(batch, tiles, items, joins, pieces, scratch, stride, int(sizes.sum()))
+
+
+def _decode(lengths: Ints, window: int | None, heads: int, threads: int) -> tuple[Ints, Ints]:
+    """The same tiles and items where every row has one query and all its keys lie in one run: steps that come
+    so often, and are so short, that a dozen array operations less are felt.
+    """
+    num = len(lengths)
+    tiles = np.empty((num, 6), dtype=np.int64)
+    tiles[:, 0] = tiles[:, 1] = np.arange(num)
+    tiles[:, 2] = tiles[:, 4] = 1
+    np.subtract(lengths, 1, out=tiles[:, 3])
+    tiles[:, 5] = -1
+    work = lengths if window is None else np.minimum(lengths, window)
+    order = np.argsort(-work, kind="stable")
+    share = int(work.sum()) * heads // (SHARES * threads)
+    if int(work[order[0]]) * heads <= share:  # the longest, too, with all its heads
+        items = np.empty((num, 4), dtype=np.int64)
+        items[:, 0], items[:, 1], items[:, 2] = order, 0, heads
+    elif int(work[order[-1]]) * heads > share:
+        items = np.empty((num * heads, 4), dtype=np.int64)
+        items[:, 0], items[:, 1], items[:, 2] = np.repeat(order, heads), np.arange(num * heads) % heads, 1
+    else:
+        items = _items(order, heads, np.where(work * heads > share, 1, heads), np.ones_like(work))
+    items[:, 3] = ALL_RUNS
+    return tiles, items
+
+
+def _step(
+    batch: AttentionBatch,
+    tiles: Ints,
+    items: Ints,
+    joins: Ints,
+    pieces: Ints,
+    scratch: Scratch,
+    stride: int,
+    part_floats: int,
+) -> Step:
+    threads = torch.get_num_threads()
+    room = scratch.take(stride * threads + part_floats)
     step = StepRecord(
         tiles.ctypes.data,
         items.ctypes.data,
         len(items),
-        joins.ctypes.data,
+        joins.ctypes.data if len(joins) else None,
         len(joins),
-        pieces.ctypes.data,
+        pieces.ctypes.data if len(pieces) else None,
         len(pieces),
         batch.block_tables.data_ptr(),
         batch.block_tables.stride(0),

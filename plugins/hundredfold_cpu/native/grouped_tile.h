@@ -9,6 +9,11 @@ namespace HF_ISA {
 
 // Columns of a group in most formats.
 constexpr int64_t USUAL = 32;
+// Groups of packed codes that are asked for ahead: of few rows memory is the limit, and without that a core waits for it
+// instead of multiplying meanwhile.
+constexpr int64_t AHEAD = 6;
+// Rows of a tile for which it pays.
+constexpr int FEW = 4;
 static_assert(USUAL / STEP<4> <= RUN<4>);
 
 // Where a tile finds the codes of a panel: packed as they lie in memory, or unpacked by `unpack`.
@@ -23,6 +28,11 @@ struct PackedCodes {
     return load_quad(codes + step * BYTES);
   }
   PackedCodes after(int64_t quads) const { return {codes + quads * BYTES}; }
+  // A usual group, AHEAD further on.
+  void expect() const {
+    constexpr int64_t GROUP = USUAL / QUAD * BYTES;
+    for (int64_t line = 0; line < GROUP; line += 64) expect_read(codes + AHEAD * GROUP + line);
+  }
 };
 
 template <int BITS>
@@ -32,6 +42,7 @@ struct UnpackedCodes {
 
   Quad get(int64_t step) const { return load_quad(codes + step * QUAD_BYTES); }
   UnpackedCodes after(int64_t quads) const { return {codes + quads * BYTES}; }
+  void expect() const {}
 };
 
 template <int BITS>
@@ -52,6 +63,12 @@ struct Factors {
   }
   Vec read(const void* base, int64_t g) const {
     return half ? load_half(static_cast<const uint16_t*>(base) + g * PANEL) : load(static_cast<const float*>(base) + g * PANEL);
+  }
+  template <bool OFFSETS>
+  void expect(int64_t g) const {
+    if (g % 2) return;  // two of halves share a line
+    expect_read(static_cast<const uint8_t*>(scales) + g * PANEL * (half ? 2 : 4));
+    if constexpr (OFFSETS) expect_read(static_cast<const uint8_t*>(offsets) + g * PANEL * (half ? 2 : 4));
   }
 };
 
@@ -127,6 +144,7 @@ __attribute__((noinline)) static void tile_of_groups(const GroupedWeight& w, con
     for (int r = 0; r < R; ++r) x[r] = in.next(first, r);
     Ints sums[R];
     if constexpr (EVEN) {
+      if constexpr (R <= FEW) codes.expect(), factors.template expect<OFFSETS>(g + 2 * AHEAD);
       run_of_steps<BITS, USUAL / STEP<BITS>>(codes, 0, x, sums);
     } else {
       all_steps<BITS>(codes, quads * QUAD / STEP<BITS>, x, sums);

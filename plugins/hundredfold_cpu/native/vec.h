@@ -167,6 +167,9 @@ static inline Vec to_float(const Ints& x) { return each([&](int i) { return floa
 // A line of the cache that is going to be written: asked for early, since a store that waits holds up those behind it.
 static inline void expect_write(const void* p) { __builtin_prefetch(p, 1); }
 
+// A line that is going to be read.
+static inline void expect_read(const void* p) { __builtin_prefetch(p); }
+
 // The first n lanes; the others are zero, and memory behind them is not touched.
 static inline Vec load_some(const float* p, int n) {
   float lanes[LANES] = {};

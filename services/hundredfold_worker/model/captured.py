@@ -14,7 +14,9 @@ from hundredfold.plugin import (
     CapturingAttention,
     CapturingElementwise,
     CapturingLinear,
+    DenseWeight,
     Linear,
+    LookingUpElementwise,
     NativeCall,
     Program,
     Rotation,
@@ -48,6 +50,10 @@ class Captured:
     """From there to the logits, for rows whose logits are wanted."""
     hidden: Tensor
     attended: Tensor
+    token_ids: Tensor
+    """int64[rows], what the program looks up; empty where that is done from here."""
+    positions: Tensor
+    """The same of angles."""
     angles: tuple[Tensor, ...]
     logits: Tensor
     order: Tensor
@@ -62,9 +68,13 @@ class Captured:
     ) -> Tensor:
         """See ``LoadedModel.forward``."""
         rows, wanted = len(token_ids), len(logits_at)
-        self.hidden[:rows] = decoder.embed(token_ids)
-        for table, angles in zip(decoder.rotaries, self.angles, strict=True):
-            table.write(batch.positions, angles[:rows])
+        if len(self.token_ids):
+            self.token_ids[:rows] = token_ids
+            self.positions[:rows] = batch.positions
+        else:
+            self.hidden[:rows] = decoder.embed(token_ids)
+            for table, angles in zip(decoder.rotaries, self.angles, strict=True):
+                table.write(batch.positions, angles[:rows])
         self.attention.prepare(batch)
         self.body(rows)
         if not wanted:
@@ -120,12 +130,16 @@ class _Capture:
         self._normed = self._buffer(decoder.hidden_size)
         self._delta = self._buffer(decoder.hidden_size)
         self._angles = tuple(table.buffer(self._rows) for table in decoder.rotaries)
+        self._token_ids, self._positions = torch.empty(
+            (2, self._rows), dtype=torch.int64, device=self._device
+        )
         self._shared: dict[tuple[str, int], Tensor] = {}
 
     def captured(self) -> Captured:
         """The programs."""
         decoder = self._decoder
-        body: list[NativeCall] = []
+        lookups = self._lookups()
+        body = lookups.copy()
         last = len(decoder.layers) - 1
         for index, layer in enumerate(decoder.layers):
             attended = self._attended(layer.spec.num_heads * layer.spec.head_dim)
@@ -145,10 +159,25 @@ class _Capture:
             rest=self._operations.program(rest),
             hidden=self._hidden,
             attended=attended,
+            token_ids=self._token_ids if lookups else self._token_ids[:0],
+            positions=self._positions,
             angles=self._angles,
             logits=logits,
             order=torch.arange(self._rows, device=self._device),
         )
+
+    def _lookups(self) -> list[NativeCall]:
+        """Embeddings and angles; empty where not all of them can be captured."""
+        decoder, operations = self._decoder, self._operations
+        if not isinstance(operations, LookingUpElementwise):
+            return []
+        scale = decoder.embedding_scale
+        calls = [operations.capture_lookup(decoder.embedding.weight, scale, self._token_ids, self._hidden)]
+        for table, angles in zip(decoder.rotaries, self._angles, strict=True):
+            weight = DenseWeight(table.by_position)
+            calls.append(operations.capture_lookup(weight, 1.0, self._positions, angles.flatten(1)))
+        captured = [call for call in calls if call is not None]
+        return captured if len(captured) == len(calls) else []
 
     def _until_attention(self, layer: DecoderLayer, index: int, attended: Tensor) -> Iterator[NativeCall]:
         spec = layer.spec

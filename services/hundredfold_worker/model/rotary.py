@@ -121,6 +121,11 @@ class RotaryTable:
         """Which columns rotate together."""
         return self._rotary.style
 
+    @property
+    def by_position(self) -> Tensor:
+        """float32[max_model_len, dim], cosine and sine in turns."""
+        return self._table.flatten(1)
+
     def at(self, positions: Tensor) -> Rotation:
         """The rotation of a step's tokens; ``positions`` int64[T]."""
         return Rotation(self.dim, self.style, self._table.index_select(0, positions))

@@ -19,6 +19,7 @@ from hundredfold.plugin.capture import (
     CapturingAttention,
     CapturingElementwise,
     CapturingLinear,
+    LookingUpElementwise,
     NativeCall,
     Program,
 )
@@ -121,6 +122,7 @@ __all__ = [
     "LayerRequest",
     "Linear",
     "LinearSpec",
+    "LookingUpElementwise",
     "NativeCall",
     "NothingFits",
     "Permute",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from hundredfold.plugin.attention import AttentionBatch, AttentionSpec, LayerCache
 from hundredfold.plugin.elementwise import Activation, Rotation
 from hundredfold.plugin.kv_cache import Encoding, KVCacheSpec
+from hundredfold.plugin.weights import CanonicalWeight
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,6 +81,20 @@ class CapturingElementwise(Protocol):
 
     def program(self, calls: Sequence[NativeCall]) -> Program:
         """Calls of any plugin, ready to run."""
+
+
+@runtime_checkable
+class LookingUpElementwise(Protocol):
+    """A ``CapturingElementwise`` that can also look rows up."""
+
+    def capture_lookup(
+        self, weight: CanonicalWeight, factor: float, rows: Tensor, out: Tensor
+    ) -> NativeCall | None:
+        """Row ``rows[i]`` of a matrix, dequantized and then times ``factor``, into row ``i`` of ``out``.
+
+        ``rows`` is a buffer int64[most rows]. A number that the matrix has no row for gives NaN. ``None``
+        when matrices of this form cannot be looked up.
+        """
 
 
 class CapturedAttention(Protocol):
