@@ -108,7 +108,7 @@ class Admission:
         cached = place.num_cached
         if sequence.total - cached > longest:
             return Verdict.TOO_LONG
-        num_blocks = place.missing + cache.revived(place.hits)
+        num_blocks = place.missing + cache.revived(sequence, place.hits)
         room = cache.num_unpromised - self.headroom(worker)
         if worker.running and self._fair_room.keeps_from(sequence, worker, num_blocks, room, now):
             return Verdict.KEPT
@@ -140,7 +140,7 @@ class Admission:
         cache = worker.cache
         hits = cache.match(sequence)
         missing = cache.blocks_for(min(sequence.total + 1, sequence.last_needed)) - len(hits)
-        if running and missing + cache.revived(hits) > cache.num_unpromised - self.headroom(worker):
+        if running and missing + cache.revived(sequence, hits) > cache.num_unpromised - self.headroom(worker):
             return None
         return Place(worker, hits, missing, *self._given.to(worker))
 

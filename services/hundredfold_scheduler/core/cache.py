@@ -61,10 +61,13 @@ class Cache:
             return False
         return self.index.find(self._hash(sequence, 0)) is not None
 
-    def revived(self, blocks: list[int]) -> int:
-        """How many of these blocks nobody holds at present."""
+    def revived(self, sequence: Sequence, hits: list[int]) -> int:
+        """How many of these leading blocks nobody holds at present and the sequence would: those that its
+        window hides it gives back at once.
+        """
         references = self.pool.references
-        return sum(references[block] == 0 for block in blocks)
+        first = self._unseen(sequence, len(hits) * self.block_size)
+        return sum(references[block] == 0 for block in hits[first:])
 
     def adopt(self, sequence: Sequence, hits: list[int], promised: int) -> None:
         """Begin a block table with shared blocks, and set blocks aside for the rest of the prompt."""
@@ -75,8 +78,7 @@ class Cache:
         sequence.next_full = sequence.capacity + self.block_size
         sequence.promised = promised
         self.promised += promised
-        if self._window is not None and sequence.beams is None:
-            self._drop_unseen(sequence, self._window)
+        self._drop_unseen(sequence)
 
     def room(self, sequence: Sequence) -> int:
         """Tokens that the sequence's table could hold if it took every available block."""
@@ -140,14 +142,19 @@ class Cache:
             if self.index.add(digest, block):
                 self.pool.name(block, digest)
         sequence.next_full = (last + 1) * size
-        if self._window is not None and sequence.beams is None:
-            self._drop_unseen(sequence, self._window)
+        self._drop_unseen(sequence)
 
-    def _drop_unseen(self, sequence: Sequence, window: int) -> None:
+    def _unseen(self, sequence: Sequence, computed: int) -> int:
+        """Leading blocks that no token from ``computed`` on can see."""
+        if self._window is None or sequence.beams is not None:
+            return 0
+        return max(0, (computed - self._window + 1) // self.block_size)
+
+    def _drop_unseen(self, sequence: Sequence) -> None:
         """Give back the blocks that no token to come can see. Steps in flight begin at ``computed`` or after,
         so they see none of them either; the table keeps the numbers, for places in it do not move.
         """
-        unseen = (sequence.computed - window + 1) // self.block_size
+        unseen = self._unseen(sequence, sequence.computed)
         if unseen > sequence.unseen:
             self.pool.release(reversed(sequence.blocks[sequence.unseen : unseen]))
             sequence.unseen = unseen

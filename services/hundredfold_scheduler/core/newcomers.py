@@ -47,9 +47,10 @@ class _Look:
     elsewhere: list[Sequence] = field(default_factory=list)
     """Another worker seats them."""
     left: list[Sequence] = field(default_factory=list)
-    """Another worker makes room for them, or only a larger one holds them."""
+    """Another worker makes room for them."""
+    unfit: list[Sequence] = field(default_factory=list)
+    """Only a larger worker holds them."""
     num_weighed: int = 0
-    num_unfit: int = 0
 
     @property
     def overtaken(self) -> int:
@@ -98,19 +99,19 @@ class Newcomers:
         outlook = self._outlook(worker, terms)
         if worker.running and worker.stuck is not None and outlook.is_no_better_than(worker.stuck):
             return []
-        while look.num_weighed < MAX_CANDIDATES and look.num_unfit < MAX_UNFIT:
+        while look.num_weighed < MAX_CANDIDATES and len(look.unfit) < MAX_UNFIT:
             if look.budget <= 0 or not self.can_seat(worker):
                 break
             sequence = waiting.pop()
             if sequence is None or not self._examine(sequence, look, worker, now):
                 break
         passed = (*look.no_room, *look.put_off, *look.left)
-        for sequence in (*passed, *look.elsewhere):
+        for sequence in (*passed, *look.unfit, *look.elsewhere):
             waiting.restore(sequence)
-        nothing_fits = bool(passed) and not look.seated and not look.elsewhere
+        nothing_fits = bool(passed or look.unfit) and not look.seated and not look.elsewhere
         worker.stuck = outlook if nothing_fits else None
         if nothing_fits:
-            missing = map(worker.cache.first_missing, (*look.no_room, *look.put_off))
+            missing = map(worker.cache.first_missing, passed)
             worker.cache.index.await_only(digest for digest in missing if digest is not None)
         return look.seated
 
@@ -129,8 +130,7 @@ class Newcomers:
         """Seat a candidate or pass it over; false when nobody behind it may go before it."""
         admission = self._admission
         if not admission.can_hold(sequence, worker):
-            look.num_unfit += 1
-            look.left.append(sequence)
+            look.unfit.append(sequence)
             return True
         look.num_weighed += 1
         if look.claims_only(sequence) and not admission.has_claim(sequence, worker):

@@ -367,3 +367,18 @@ def test_what_a_look_has_left_to_a_worker_counts_as_its_company() -> None:
     assert house.rigs[other].seats.running
     house.run()
     house.assert_empty()
+
+
+def test_a_prefix_that_arrives_where_another_worker_was_to_make_room() -> None:
+    """The third fits nowhere, and the emptier worker makes room for it; the first one's prompt is its own."""
+    house = House(fleet=dict.fromkeys("ab", replace(SMALL, num_blocks=17, max_num_batched_tokens=256)))
+    own, other = prompt(1, 200), prompt(2, 190)
+    first, second, third = (
+        house.submit(i, ids, n) for i, (ids, n) in enumerate(((own, 40), (other, 60), (own, 9)))
+    )
+    while not third.ids:
+        house.turn()
+        assert [first.ended, second.ended] == [False, False], "it waited for somebody's end"
+    house.run()
+    assert_right(third, own, 9)
+    house.assert_empty()

@@ -108,3 +108,19 @@ def test_of_a_prefix_that_was_found_only_the_window_is_held() -> None:
     assert harness.seats.cache.pool.num_used <= -(-(WINDOW - 1) // 16) + 2
     run(harness)
     assert harness.received[2].ids[:2] == harness.received[1].ids
+
+
+def test_what_the_window_hides_of_a_prefix_is_not_charged() -> None:
+    """Nine blocks are found, three are seen: they fit beside another request, all nine would not."""
+    harness = Harness(replace(WINDOWED, num_blocks=11))
+    prompt = [3 + index % 11 for index in range(150)]
+    harness.submit(1, prompt, 2)
+    run(harness)
+    harness.submit(2, [900] * 20, 12)
+    harness.turn()
+    harness.submit(3, prompt, 4)
+    while not harness.received[3].ids:
+        harness.turn()
+        assert harness.received[2].finished is None, "it waited for the other's end"
+    run(harness)
+    assert harness.received[3].ids[:2] == harness.received[1].ids
