@@ -112,6 +112,14 @@ bench-check: $(VENV)/.installed ## speed against stored ratios of this kind of m
 profile: $(VENV)/.installed-test ## CPU of scheduler, door and client per step and per token; ARGS='--streams 64 --py-spy', or --real
 	$(BIN)/python tests/profiling/profile_stack.py $(ARGS)
 
+.PHONY: bench-goals
+bench-goals: $(VENV)/.installed-test ## latencies, delivery, prefix, speculation against their goals; ARGS='--only prefix'
+	$(BIN)/python tests/profiling/goals.py $(ARGS)
+
+.PHONY: soak
+soak: $(VENV)/.installed-test ## 20 minutes of load: whether a service's memory grows; ARGS='--minutes 5'
+	$(BIN)/python tests/profiling/soak.py $(ARGS)
+
 .PHONY: bench-peers
 bench-peers: $(VENV)/.installed-test ## vLLM, llama.cpp, OpenVINO and transformers beside us, each in an environment of its own
 	PYTHONPATH=tests $(BIN)/python -m peers.run $(ARGS)

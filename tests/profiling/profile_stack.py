@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--burn", type=int, default=0, help="threads on which a paced worker computes")
     parser.add_argument("--py-spy", nargs="?", const="py-spy", help="the program, where it is not in PATH")
     parser.add_argument("--scheduler-flag", action="append", default=[], metavar="FLAG")
+    parser.add_argument("--worker-flag", action="append", default=[], metavar="FLAG", help="of the real one")
     parser.add_argument("--tokenizer-flag", action="append", default=[], metavar="FLAG")
     args = parser.parse_args()
     py_spy = shutil.which(args.py_spy) if args.py_spy else None
@@ -142,6 +143,7 @@ def main() -> None:
     worker = [str(part) for pair in zip(paced, values, strict=True) for part in pair]
     with tempfile.TemporaryDirectory(prefix="hundredfold-profile-") as directory:
         flags = {"scheduler": args.scheduler_flag, "tokenizer": args.tokenizer_flag}
+        flags["worker"] = args.worker_flag if args.real else []
         stack = ProfiledStack(args.model, Path(directory), args.streams, None if args.real else worker, flags)
         plan = LoadPlan(
             address=stack.door,

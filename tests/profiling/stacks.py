@@ -36,6 +36,14 @@ class ProfiledStack:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     door: str = field(default_factory=lambda: f"127.0.0.1:{_free_port()}")
     """Where clients find the tokenizer: by TCP, as most do."""
+    gateway: str = field(default_factory=lambda: f"127.0.0.1:{_free_port()}")
+    """Where HTTP is spoken, if at all."""
+    with_gateway: bool = False
+
+    @property
+    def model_name(self) -> str:
+        """What HTTP clients have to call it."""
+        return resolve(self.model).name
 
     def socket(self, name: str) -> str:
         """Where a service listens."""
@@ -78,15 +86,18 @@ class ProfiledStack:
         self._run("scheduler", ["-m", "hundredfold_scheduler", *common, "--worker", self.socket("worker")])
         door = ["-m", "hundredfold_tokenizer", *common, "--scheduler", self.socket("scheduler")]
         self._run("tokenizer", door, f",{self.door}")
+        if self.with_gateway:
+            side = ["-m", "hundredfold_gateway", "--door", self.socket("tokenizer")]
+            self._run("gateway", [*side, "--control-listen", self.socket("gateway")], listen=self.gateway)
 
-    def _run(self, name: str, arguments: Sequence[str], also_listen: str = "") -> None:
-        command = [sys.executable, *arguments, "--listen", self.socket(name) + also_listen]
+    def _run(self, name: str, arguments: Sequence[str], also_listen: str = "", listen: str = "") -> None:
+        command = [sys.executable, *arguments, "--listen", listen or self.socket(name) + also_listen]
         command += self.flags.get(name, ())
         one = {} if name == "worker" and self.worker is None else dict.fromkeys(_POOLS, "1")
         with open(self.directory / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | one)
 
-    def _wait_ready(self, timeout_s: float = 120) -> None:
+    def _wait_ready(self, timeout_s: float = 600) -> None:
         deadline = time.monotonic() + timeout_s
         while not all(self._is_serving(name) for name in self.processes):
             for name, process in self.processes.items():

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -26,6 +27,8 @@ from hundredfold.probe import probe
 READY_LIMIT_S = 300.0
 STOP_LIMIT_S = 20.0
 KEPT_LINES = 60
+MAKE_UP: Mapping[str, str] = MappingProxyType({"worker.kv_cache_dtype": "int8"})
+"""What ``make up`` sets beside the defaults."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\")
 _FLAG = re.compile(r"--(?:\[no-\])?([a-z][a-z0-9-]+)")
 
