@@ -51,6 +51,12 @@ class TorchIntegers:
     nbytes: int
     recipe: str
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """See ``StoredLinear``."""
+        kept = (self.terms.codes, self.terms.scales, self.terms.offsets)
+        return tuple(tensor for tensor in kept if tensor is not None)
+
     def __call__(self, x: Tensor) -> Tensor:
         """``x`` [M, K] to [M, N]."""
         return multiply_grouped(transform_input(x, self.transform), self.terms, self.bias)
@@ -68,6 +74,11 @@ class TorchChannels:
         """Bytes of codes, scales and bias."""
         kept = (self.weight.codes, self.weight.scales, self.bias)
         return sum(tensor.nbytes for tensor in kept if tensor is not None)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """See ``StoredLinear``."""
+        return (self.weight.codes, self.weight.scales)
 
     @property
     def recipe(self) -> str:

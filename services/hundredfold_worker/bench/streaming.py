@@ -1,66 +1,75 @@
-"""What ``weight_memory`` costs: decoding with weights in memory and streamed, beside the disk's own speed.
+"""What ``weight_memory`` costs: decoding with weights in memory and streamed, beside what both can read.
 
-``python -m hundredfold_worker.bench.streaming [MODEL]`` prints a table: batch 1 with all weights in memory,
-and with the least memory that the model takes, once with a file that the system keeps in its spare memory,
-and once with one that has to come from the disk in every step.
+``python -m hundredfold_worker.bench.streaming [MODEL]`` prints a table: steps of 1 and of 64 sequences with
+all weights in memory, and with half of that memory, once with a file that the system keeps in its spare
+memory, and once with one that comes from the disk in every step.
 """
 
 from __future__ import annotations
 
 import os
-import re
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from hundredfold.config import load
 from hundredfold.config.paths import cache_dir
 from hundredfold.errors import StartError
 from hundredfold.models import DEFAULT_MODEL
+from hundredfold.plugin import AttentionBatch
 from hundredfold_worker.bench.machine import read_bandwidth
 from hundredfold_worker.model import LoadedModel
 from hundredfold_worker.model.decoder import Decoder
-from hundredfold_worker.model.offload import StreamedLayers
-from hundredfold_worker.quality.scored import Scored
+from hundredfold_worker.model.offload import Stream, StreamedLayers
+from hundredfold_worker.openmp import calm_openmp
 from hundredfold_worker.settings import WorkerSettings
 from hundredfold_worker.sizes import show
 from hundredfold_worker.startup import open_registries, start_model
 
-PROMPT, TOKENS = 32, 24
+BATCHES = (1, 64)
+PROMPT, STEPS, UNTIMED = 16, 24, 4
 _FILE = 256 << 20
-_LEAST = re.compile(r"the least for this model is (\d+)")
+_PIECE = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way of keeping weights."""
+    """One way of keeping weights, with one number of sequences."""
 
     name: str
+    batch: int
     weight_bytes: int
+    """In memory."""
     read_bytes: int
     """In each step, from the file."""
+    disk_bytes: int
+    """Of them what the disk gave, as the system counts it."""
     seconds: float
     """Of a step, the middle one."""
-    ids: tuple[int, ...]
+    ids: Tensor
+    """int64[steps, batch]: what was said."""
 
 
-def measure(model: str) -> list[Row]:
+def measure(model: str) -> tuple[Row, ...]:
     """Every row; raises ``StartError`` when the model cannot be loaded or streamed."""
     whole = _start(model, None)
-    rows = [_row("all in memory", whole, lambda: None)]
+    budget = whole.weight_bytes // 2
+    rows = [_row("in memory", whole, batch) for batch in BATCHES]
     del whole
-    least = _least(model)
-    streamed = _start(model, least)
+    streamed = _start(model, budget)
     stream = _stream(streamed)
-    rows.append(_row("streamed, file kept by the system", streamed, lambda: None))
-    rows.append(_row("streamed, file from disk", streamed, stream.forget))
-    return rows
+    rows += [_row("half in a file, kept by the system", streamed, batch) for batch in BATCHES]
+    stream.file.cold = True
+    rows += [_row("half in a file, from the disk", streamed, batch) for batch in BATCHES]
+    return tuple(rows)
 
 
 def disk_bandwidth() -> float:
@@ -74,25 +83,10 @@ def disk_bandwidth() -> float:
         file.flush()
         os.fdatasync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        buffer, begun = bytearray(8 << 20), time.perf_counter()
-        file.seek(0)
-        while file.readinto(buffer):
-            pass
+        buffer, begun = memoryview(bytearray(_PIECE)), time.perf_counter()
+        for offset in range(0, _FILE, _PIECE):
+            os.preadv(file.fileno(), [buffer], offset)
         return _FILE / (time.perf_counter() - begun)
-
-
-@dataclass(frozen=True, slots=True)
-class _Streamed:
-    forget: Callable[[], None]
-    nbytes: int
-
-
-def _stream(model: LoadedModel) -> _Streamed:
-    decoder = getattr(model, "decoder", None)
-    if not isinstance(decoder, Decoder) or not isinstance(decoder.layers, StreamedLayers):
-        return _Streamed(lambda: None, 0)
-    stream = decoder.layers.stream
-    return _Streamed(stream.file.forget, stream.nbytes)
 
 
 def _start(model: str, budget: int | None) -> LoadedModel:
@@ -100,57 +94,92 @@ def _start(model: str, budget: int | None) -> LoadedModel:
     return start_model(settings, open_registries(settings)).model
 
 
-def _least(model: str) -> int:
-    """The smallest budget that the model takes: what the refusal of one byte says."""
-    try:
-        _start(model, 1)
-    except StartError as error:
-        found = _LEAST.search(str(error))
-        if found is None:
-            raise
-        return int(found.group(1))
-    raise StartError("a budget of one byte was taken")
+def _stream(model: LoadedModel) -> Stream:
+    decoder = getattr(model, "decoder", None)
+    if not isinstance(decoder, Decoder) or not isinstance(decoder.layers, StreamedLayers):
+        raise StartError("half of the memory holds every layer: nothing is streamed")
+    return decoder.layers.stream
 
 
-def _row(name: str, model: LoadedModel, before: Callable[[], None]) -> Row:
-    scored = Scored(model, 32, PROMPT + TOKENS + 1)
-    ids: list[int] = []
+def _row(name: str, model: LoadedModel, batch: int) -> Row:
+    planner = model.cache_planner
+    blocks = -(-(PROMPT + STEPS + UNTIMED) // planner.spec.block_size)  # type: ignore[attr-defined]
+    cache = planner.allocate(batch * blocks)
+    tables = torch.arange(batch * blocks, dtype=torch.int32).view(batch, blocks)
+    size = cache.block_size
+    ids = (torch.arange(batch * PROMPT) * 7 % model.vocab_size).view(batch, PROMPT)
+    said: list[Tensor] = []
     times: list[float] = []
-    with torch.inference_mode():
-        logits = scored.logits(torch.arange(PROMPT) % model.vocab_size, 0)
-        for step in range(TOKENS):
-            ids.append(int(logits[-1].argmax()))
-            before()
-            begun = time.perf_counter()
-            logits = scored.logits(torch.tensor(ids[-1:]), PROMPT + step)
-            times.append(time.perf_counter() - begun)
-    return Row(name, model.weight_bytes, _stream(model).nbytes, sorted(times)[len(times) // 2], tuple(ids))
+    first, disk = 0, 0
+    for step in range(UNTIMED + STEPS):
+        positions = torch.arange(first, first + ids.shape[1]).repeat(batch, 1)
+        rows = torch.arange(batch)[:, None]
+        slots = tables[rows, positions // size].long() * size + positions % size
+        lengths = [first + ids.shape[1]] * batch
+        planned = AttentionBatch(
+            [ids.shape[1]] * batch, lengths, tables, slots.flatten(), positions.flatten()
+        )
+        last = torch.arange(batch) * ids.shape[1] + ids.shape[1] - 1
+        if step == UNTIMED:
+            disk = _from_disk()
+        begun = time.perf_counter()
+        with torch.inference_mode():
+            best = model.forward(ids.flatten(), planned, cache, last).argmax(1)
+        times.append(time.perf_counter() - begun)
+        said.append(best)
+        first, ids = first + ids.shape[1], best[:, None]
+    disk = (_from_disk() - disk) // STEPS
+    decoder = getattr(model, "decoder", None)
+    layers = decoder.layers if isinstance(decoder, Decoder) else ()
+    read = layers.stream.nbytes if isinstance(layers, StreamedLayers) else 0
+    seconds = statistics.median(times[UNTIMED:])
+    return Row(name, batch, model.weight_bytes, read, disk, seconds, torch.stack(said))
+
+
+def _from_disk() -> int:
+    """Bytes that this process had the disk read so far."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("read_bytes")))
+
+
+def _whole(rows: tuple[Row, ...], row: Row) -> Row:
+    """The row with the same batch and everything in memory."""
+    return next(other for other in rows if other.batch == row.batch)
+
+
+def _print(rows: tuple[Row, ...], memory: float, disk: float) -> bool:
+    table = Table(
+        "weights", "batch", "in memory", "read a step", "ms a step", "tokens/s", "reading alone, ms"
+    )
+    same = True
+    for row in rows:
+        whole = _whole(rows, row)
+        same &= torch.equal(row.ids, whole.ids)
+        source, speed = (row.disk_bytes, disk) if row.disk_bytes else (whole.weight_bytes, memory)
+        table.add_row(
+            row.name,
+            str(row.batch),
+            show(row.weight_bytes),
+            f"{show(row.read_bytes)}, {show(row.disk_bytes)} from disk" if row.read_bytes else "-",
+            f"{1e3 * row.seconds:.1f}",
+            f"{row.batch / row.seconds:.1f}",
+            f"{1e3 * source / speed:.1f}",
+        )
+    Console(width=140).print(table)
+    said = "the same ids" if same else "OTHER IDS than from memory"
+    sys.stdout.write(f"memory reads {memory / 1e9:.1f} GB/s, the disk {disk / 1e9:.2f} GB/s; {said}\n")
+    return same
 
 
 def main(arguments: list[str]) -> int:
     """Print the table; exit code 1 when streaming changed an answer."""
+    calm_openmp()
     try:
         rows = measure(arguments[0] if arguments else DEFAULT_MODEL)
     except StartError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    table = Table("weights", "in memory", "read a step", "ms a token", "tokens/s", "read at", "same ids")
-    for row in rows:
-        read = f"{row.read_bytes / row.seconds / 1e9:.2f} GB/s" if row.read_bytes else "-"
-        table.add_row(
-            row.name,
-            show(row.weight_bytes),
-            show(row.read_bytes) if row.read_bytes else "-",
-            f"{1e3 * row.seconds:.1f}",
-            f"{1 / row.seconds:.1f}",
-            read,
-            "yes" if row.ids == rows[0].ids else "NO",
-        )
-    Console().print(table)
-    sys.stdout.write(
-        f"memory reads {read_bandwidth() / 1e9:.1f} GB/s, the disk {disk_bandwidth() / 1e9:.2f} GB/s\n"
-    )
-    return 0 if all(row.ids == rows[0].ids for row in rows) else 1
+    return 0 if _print(rows, read_bandwidth(), disk_bandwidth()) else 1
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from hundredfold.errors import StartError
 from hundredfold.plugin import AttentionBatch
 from hundredfold_worker.model import LoadedModel
-from hundredfold_worker.model.decoder import Decoder, Projection
+from hundredfold_worker.model.decoder import Decoder, DecoderLayer, Projection
 
 PARTS = {
     "qkv": "self_attn.[qkv]_proj",
@@ -69,7 +69,7 @@ class LayerLosses:
             }
             layers.append(replace(own, **heard))
         head = self._hear(HEAD, a.head, b.head)
-        self._decoder = replace(a, layers=tuple(layers), head=head)
+        self._decoder = replace(a, layers=_Beside(layers, a.layers, b.layers), head=head)
         self._device = first.device
 
     def add(self, ids: Tensor) -> None:
@@ -108,6 +108,21 @@ class LayerLosses:
         if isinstance(own, Projection):
             return Projection((_Heard(both),), (sum(own.widths),))
         return _Heard(both)
+
+
+class _Beside(tuple[DecoderLayer, ...]):
+    """Layers that call those of both sides; going through them goes through both, so that each may stream."""
+
+    sides: tuple[tuple[DecoderLayer, ...], ...]
+
+    def __new__(cls, layers: Iterable[DecoderLayer], *sides: tuple[DecoderLayer, ...]) -> Self:
+        made = super().__new__(cls, layers)
+        made.sides = sides
+        return made
+
+    def __iter__(self) -> Iterator[DecoderLayer]:
+        for _, layer in zip(zip(*self.sides, strict=True), super().__iter__(), strict=True):
+            yield layer
 
 
 @dataclass(frozen=True, slots=True)

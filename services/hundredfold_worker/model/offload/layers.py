@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +24,13 @@ class StreamedLayers(tuple[DecoderLayer, ...]):
     stream: Stream
 
     def __iter__(self) -> Iterator[DecoderLayer]:
-        """Each layer, once what it needs was asked for."""
+        """Each layer, once it was read."""
         for number, layer in enumerate(super().__iter__()):
             self.stream.enter(number)
-            yield layer
-            self.stream.leave(number)
+            try:
+                yield layer
+            finally:  # a step that needs no logits ends inside the last layer
+                self.stream.leave(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,74 +66,99 @@ def load_layers(
         ModelLoadError: The budget holds not even what has to be in memory, a kernel does not say where its
             weights lie, or there is no room for the file.
     """
-    first = make(0)
-    size = _nbytes(first)
-    if held.nbytes + count * size <= budget:
-        layers = (first, *map(make, range(1, count)))
-        found = held.nbytes + sum(map(_nbytes, layers))
-        _check(budget, found)
-        said = f"weight_memory of {_mib(budget)} holds all {_mib(found)} of weights"
-        return Budgeted(layers, 0, (Selection("offload", "none", said),))
-    window = (AHEAD + 1) * size
-    if budget < held.least + window:
-        raise ModelLoadError(
-            f"weight_memory is {budget} bytes, the least for this model is {held.least + window}: "
-            f"{held.least} for the output layer and tables, and {AHEAD + 1} layers of {size}"
-        )
-    room = budget - held.least
-    kept = count if count * size <= room else (room - window) // size
     try:
-        return _spill(make, first, count, kept, held, directory, budget)
+        return _Plan(held, budget, directory).fill(make, count)
     except OSError as error:
         raise ModelLoadError(f"weights cannot be kept in a file in {directory}: {error}") from error
 
 
-def _spill(
-    make: Callable[[int], DecoderLayer],
-    first: DecoderLayer,
-    count: int,
-    kept: int,
-    held: Held,
-    directory: Path,
-    budget: int,
-) -> Budgeted:
-    file = SpillFile(directory)
-    table = file.put(held.table)
-    layers: list[DecoderLayer] = []
-    regions: dict[int, tuple[Region, ...]] = {}
-    for number in range(count):
-        layer = make(number) if number else first
-        layers.append(layer)
-        # kept ones lie evenly between the others, so that reading has their time, too
-        if number * kept // count == (number + 1) * kept // count:
-            regions[number] = file.put(_tensors(layer, number))
-    file.flush()
-    for pages in (table, *regions.values()):
-        file.drop(pages)
-    largest = max((_nbytes(layers[number]) for number in regions), default=0)
-    in_memory = sum(_nbytes(layer) for number, layer in enumerate(layers) if number not in regions)
-    _check(budget, held.least + in_memory + (AHEAD + 1) * largest)
-    saved = file.nbytes - (AHEAD + 1) * largest
-    said = (
-        f"weight_memory {_mib(budget)}: {len(regions)} of {count} layers"
-        f"{' and the embedding' if table else ''} ({_mib(file.nbytes)}) lie in a file in {directory}; layers "
-        f"are read {AHEAD} ahead"
-    )
-    selections = (Selection("offload", "file", said),)
-    if not regions:
-        return Budgeted(tuple(layers), max(0, saved), selections)
-    streamed = StreamedLayers(layers)
-    streamed.stream = Stream(file, regions)
-    return Budgeted(streamed, max(0, saved), selections)
+class _Plan:
+    """What stays in memory and what moves to the file, decided again whenever a layer was built."""
 
+    def __init__(self, held: Held, budget: int, directory: Path) -> None:
+        self._held = held
+        self._budget = budget
+        self._directory = directory
+        self._file: SpillFile | None = None
+        self._table: tuple[Region, ...] = ()
+        self._kept: dict[int, int] = {}
+        """Bytes of each layer that stays in memory."""
+        self._moved: dict[int, int] = {}
+        self._regions: dict[int, tuple[Region, ...]] = {}
 
-def _check(budget: int, needed: int) -> None:
-    """The plan took every layer to be as large as the first; mixed checkpoints have others."""
-    if needed > budget:
-        raise ModelLoadError(
-            f"weight_memory is {budget} bytes; this model's layers differ in size, and as they would be kept "
-            f"for that they need {needed}: set weight_memory to it or more"
+    def fill(self, make: Callable[[int], DecoderLayer], count: int) -> Budgeted:
+        layers: list[DecoderLayer] = []
+        for number in range(count):
+            layer = make(number)
+            layers.append(layer)
+            self._kept[number] = nbytes(layer)
+            if number == 0 and self._budget < self._held.least + self._kept[0]:  # before time is spent
+                self._check(self._held.least + min(count, AHEAD + 1) * self._kept[0])
+            while self._in_memory > self._budget and self._kept:
+                self._move(layers)
+            self._check(self._in_memory)
+        return self._done(tuple(layers))
+
+    @property
+    def _in_memory(self) -> int:
+        """Bytes at the height of a step."""
+        held = self._held.nbytes if self._file is None else self._held.least
+        return held + sum(self._kept.values()) + window(self._moved)
+
+    def _move(self, layers: list[DecoderLayer]) -> None:
+        """The table first, of which a step reads a few rows; then the layer that spreads them best."""
+        if self._file is None:
+            self._file = SpillFile(self._directory)
+            self._table = self._file.put(self._held.table)
+            return
+        number = max(self._kept, key=_spread)
+        self._regions[number] = self._file.put(_tensors(layers[number], number))
+        self._moved[number] = self._kept.pop(number)
+
+    def _check(self, needed: int) -> None:
+        if needed > self._budget:
+            raise ModelLoadError(
+                f"weight_memory is {self._budget} bytes, the least for this model is {needed}: "
+                f"{self._held.least} for the output layer and tables, the rest for the {AHEAD + 1} layers "
+                "that are in memory at once"
+            )
+
+    def _done(self, layers: tuple[DecoderLayer, ...]) -> Budgeted:
+        said = f"weight_memory {_mib(self._budget)}: "
+        if self._file is None:
+            said += f"holds all {_mib(self._in_memory)} of weights"
+            return Budgeted(layers, 0, (Selection("offload", "none", said),))
+        self._file.flush()
+        for pages in (self._table, *self._regions.values()):
+            self._file.drop(pages)
+        said += (
+            f"{len(self._regions)} of {len(layers)} layers{' and the embedding' if self._table else ''} "
+            f"({_mib(self._file.nbytes)}) lie in a file in {self._directory}; layers are read {AHEAD} ahead"
         )
+        selections = (Selection("offload", "file", said),)
+        saved = max(0, self._file.nbytes - window(self._moved))
+        if not self._regions:
+            return Budgeted(layers, saved, selections)
+        streamed = StreamedLayers(layers)
+        streamed.stream = Stream(self._file, self._regions)
+        return Budgeted(streamed, saved, selections)
+
+
+def window(sizes: Mapping[int, int]) -> int:
+    """Most bytes in memory at once of layers in a file: the one that runs, and those read ahead of it.
+
+    After the last comes the first again.
+    """
+    inside = [sizes[number] for number in sorted(sizes)]
+    if len(inside) <= AHEAD + 1:
+        return sum(inside)
+    around = inside + inside[:AHEAD]
+    return max(sum(around[first : first + AHEAD + 1]) for first in range(len(inside)))
+
+
+def nbytes(layer: DecoderLayer) -> int:
+    """Bytes of a layer's products."""
+    return sum(linear.nbytes for linear in linears(layer))
 
 
 def linears(layer: DecoderLayer) -> tuple[Linear, ...]:
@@ -139,8 +166,13 @@ def linears(layer: DecoderLayer) -> tuple[Linear, ...]:
     return (*layer.qkv.parts, layer.attention_output, *layer.gate_up.parts, layer.down)
 
 
-def _nbytes(layer: DecoderLayer) -> int:
-    return sum(linear.nbytes for linear in linears(layer))
+def _spread(number: int) -> int:
+    """A layer's rank, its number's bits mirrored: whatever share has the smallest ranks lies evenly.
+
+    So those in the file have the time of those between them to be read, and the choice can be made while
+    the number of layers that fit is not known.
+    """
+    return int(f"{number:032b}"[::-1], 2)
 
 
 def _tensors(layer: DecoderLayer, number: int) -> Iterable[Tensor]:

@@ -8,6 +8,7 @@ private, so whoever frees the memory later, or writes to it, does no harm to the
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import tempfile
@@ -51,6 +52,8 @@ class SpillFile:
         self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 # open for as long as the model is
         self._libc = _libc()
         self.nbytes = 0
+        self.cold = False
+        """Whether the system shall not keep what was dropped either, so that it comes from the disk again."""
 
     def put(self, tensors: Iterable[Tensor]) -> tuple[Region, ...]:
         """Take the whole pages of the tensors. Raises ``OSError``: no room, or the system refuses."""
@@ -81,19 +84,25 @@ class SpillFile:
         os.fdatasync(self._file.fileno())
 
     def fetch(self, regions: Iterable[Region]) -> None:
-        """Read pages in; whoever touches them then need not wait."""
+        """Read pages in; whoever touches them then need not wait. Raises ``OSError`` when they cannot be."""
+        regions = tuple(regions)
+        for region in regions:  # all of it is asked for at once, and in large pieces
+            self._libc.madvise(region.address, region.nbytes, _WILL_NEED)
         for region in regions:
             if self._libc.madvise(region.address, region.nbytes, _POPULATE_READ) != 0:
-                self._libc.madvise(region.address, region.nbytes, _WILL_NEED)  # a system older than that
+                number = ctypes.get_errno()
+                if number != errno.EINVAL:  # a system older than that: pages come when they are touched
+                    raise OSError(number, "weights cannot be read back from their file")
 
     def drop(self, regions: Iterable[Region]) -> None:
         """Give pages back. The system may keep the file's content as long as nobody else needs the memory."""
         for region in regions:
             self._libc.madvise(region.address, region.nbytes, _DONT_NEED)
+            if self.cold:
+                self._forget(region.offset, region.nbytes)
 
-    def forget(self) -> None:
-        """Have the system drop the file's content from memory, too, so that it is read from disk again."""
-        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    def _forget(self, offset: int, nbytes: int) -> None:
+        os.posix_fadvise(self._file.fileno(), offset, nbytes, os.POSIX_FADV_DONTNEED)
 
 
 def _libc() -> ctypes.CDLL:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Mapping
-from queue import SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from hundredfold_worker.model.offload.spill import Region, SpillFile
 
 AHEAD = 2
 """Layers that are read before they are needed."""
-
-_Order = tuple[str, int]
 
 
 class Stream:
@@ -27,40 +23,40 @@ class Stream:
         self.file = file
         self._regions = dict(regions)
         self._numbers = sorted(regions)
-        self._orders: SimpleQueue[_Order | None] = SimpleQueue()
-        self._asked: set[int] = set()
-        self._thread = threading.Thread(
-            target=_work, args=(file, self._regions, self._orders), name="weights", daemon=True
-        )
-        self._thread.start()
-        weakref.finalize(self, self._orders.put, None)
+        self._reads: dict[int, Future[None]] = {}
+        self._thread = ThreadPoolExecutor(1, "weights")  # ends with this object
 
     @property
     def nbytes(self) -> int:
         """Bytes that each step reads."""
+        if len(self._numbers) <= AHEAD + 1:
+            return 0
         return sum(region.nbytes for pages in self._regions.values() for region in pages)
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The layers that lie in the file."""
+        return tuple(self._numbers)
+
     def enter(self, layer: int) -> None:
-        """A layer is about to be computed: have those after it read, the first ones of the next step too."""
+        """A layer is about to be computed: have those after it read, the first ones of the next step too.
+
+        Waits until this one was: many small reads, one for each page that a product comes to, are slower.
+        Raises ``OSError`` when it cannot be read.
+        """
         behind = [number for number in self._numbers if number >= layer]
         for number in [*behind, *self._numbers][: AHEAD + 1]:
-            if number not in self._asked:
-                self._asked.add(number)
-                self._orders.put(("fetch", number))
+            if number not in self._reads:
+                self._reads[number] = self._thread.submit(self.file.fetch, self._regions[number])
+        if layer in self._reads:
+            self._reads[layer].result()
 
     def leave(self, layer: int) -> None:
         """A layer was computed."""
         if layer in self._regions and len(self._numbers) > AHEAD + 1:
-            self._asked.discard(layer)
-            self._orders.put(("drop", layer))
+            del self._reads[layer]
+            self._thread.submit(self.file.drop, self._regions[layer])
 
-
-def _work(
-    file: SpillFile, regions: Mapping[int, tuple[Region, ...]], orders: SimpleQueue[_Order | None]
-) -> None:
-    while (order := orders.get()) is not None:
-        what, layer = order
-        if what == "fetch":
-            file.fetch(regions[layer])
-        else:
-            file.drop(regions[layer])
+    def close(self) -> None:
+        """Wait until all that was asked for is done; nothing can be asked for after it."""
+        self._thread.shutdown()
