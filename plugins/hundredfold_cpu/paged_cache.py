@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hundredfold.plugin import Encoding, KVCacheSpec
+from hundredfold.plugin.kv_codes import BAND
 from hundredfold_cpu.room import huge_pages
 
 LANES = 16
@@ -22,17 +23,21 @@ _POPULATE_WRITE = 23
 class Stored:
     """An encoding in memory."""
 
-    nbytes: int
+    bits: int
     """Of a code."""
-    scales: bool
-    """Whether each token has, for every kv head, a float32 scale of its key and one of its value."""
+    scales: int = 0
+    """Bytes of scales that a token has for its key of one kv head, and as many for its value."""
+    bands: int = 0
+    """The same for every ``BAND`` columns."""
 
 
 STORED = {
-    Encoding.FP32: Stored(4, scales=False),
-    Encoding.BF16: Stored(2, scales=False),
-    Encoding.INT8: Stored(1, scales=True),
-    Encoding.FP8: Stored(1, scales=True),
+    Encoding.FP32: Stored(32),
+    Encoding.BF16: Stored(16),
+    Encoding.INT8: Stored(8, scales=4),
+    Encoding.FP8: Stored(8, scales=4),
+    Encoding.FP8_E5M2: Stored(8, scales=4),
+    Encoding.INT4: Stored(4, bands=4),
 }
 
 
@@ -78,8 +83,9 @@ def padded(head_dim: int) -> int:
 
 
 def bytes_per_block(cache: KVCacheSpec, encoding: Encoding) -> int:
-    """Keys, whose columns are padded to two, and values, scales included."""
+    """Keys, whose columns are padded to two (four of 4 bits), and values, scales included."""
     stored = STORED[encoding]
-    columns = cache.head_dim + cache.head_dim % 2 + padded(cache.head_dim)
-    scales = 2 * torch.float32.itemsize if stored.scales else 0
-    return cache.num_kv_heads * cache.block_size * (columns * stored.nbytes + scales)
+    step = 4 if stored.bits == 4 else 2
+    columns = -(-cache.head_dim // step) * step + padded(cache.head_dim)
+    scales = 2 * (stored.scales + stored.bands * -(-cache.head_dim // BAND))
+    return cache.num_kv_heads * cache.block_size * (columns * stored.bits // 8 + scales)

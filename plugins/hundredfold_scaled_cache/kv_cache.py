@@ -1,4 +1,4 @@
-"""Caches of int8 and fp8: half of bf16's bytes, a quarter of fp32's."""
+"""Caches of int8, fp8 and int4: half of bf16's bytes, and a third."""
 
 from __future__ import annotations
 
@@ -25,6 +25,32 @@ class Fp8Cache:
     api_version = API_VERSION
     encoding = Encoding.FP8
     scales = ScalePolicy.PER_TOKEN_HEAD
+
+    def refuses(self, spec: KVCacheSpec) -> Reasons:
+        """Holds every cache."""
+        return []
+
+
+class Fp8E5m2Cache:
+    """e5m2: a bit less of fraction than ``fp8``; numbers lose up to 1/8 of themselves."""
+
+    name = "fp8_e5m2"
+    api_version = API_VERSION
+    encoding = Encoding.FP8_E5M2
+    scales = ScalePolicy.PER_TOKEN_HEAD
+
+    def refuses(self, spec: KVCacheSpec) -> Reasons:
+        """Holds every cache."""
+        return []
+
+
+class Int4Cache:
+    """int4, asymmetric: a number loses at most 1/30 of what its 32 columns of a token's head range over."""
+
+    name = "int4"
+    api_version = API_VERSION
+    encoding = Encoding.INT4
+    scales = ScalePolicy.PER_TOKEN_GROUP
 
     def refuses(self, spec: KVCacheSpec) -> Reasons:
         """Holds every cache."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
 
 import torch
@@ -17,9 +18,10 @@ from hundredfold.plugin import (
     Reasons,
     own_cache,
 )
+from hundredfold.plugin.kv_codes import code_bytes, scale_shape
 from hundredfold_torch.gathered import GatheredRows
 from hundredfold_torch.long_row import LongRow
-from hundredfold_torch.paged_cache import DTYPES, SCALED, TorchLayerCache, token_rows
+from hundredfold_torch.paged_cache import DTYPES, SCALES, TorchLayerCache, token_rows
 from hundredfold_torch.workspace import Workspace
 
 MAX_SHORT_QUERIES = 8
@@ -41,7 +43,7 @@ class TorchAttention:
         self._workspace = Workspace()
 
     def refuses(self, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding) -> Reasons:
-        """Takes every layer over floats, and over codes with a scale for each token and head."""
+        """Takes every layer over floats, and over codes with scales for each token and head."""
         reasons = []
         if encoding not in DTYPES:
             known = ", ".join(sorted(known.value for known in DTYPES))
@@ -52,8 +54,9 @@ class TorchAttention:
 
     def bytes_per_block(self, cache: KVCacheSpec, encoding: Encoding) -> int:
         """Keys and values, and their scales."""
-        scale = torch.float32.itemsize if encoding in SCALED else 0
-        token = cache.head_dim * DTYPES[encoding].itemsize + scale
+        kind = SCALES.get(encoding)
+        scales = 0 if kind is None else math.prod(scale_shape(encoding, cache.head_dim)) * kind.itemsize
+        token = code_bytes(encoding, cache.head_dim) * DTYPES[encoding].itemsize + scales
         return 2 * cache.num_kv_heads * cache.block_size * token
 
     def allocate(self, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> TorchLayerCache:

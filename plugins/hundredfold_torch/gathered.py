@@ -88,7 +88,7 @@ class GatheredRows:
 
     def _gather(self, part: Part, name: str) -> Tensor:
         """Blocks of keys or values, float32[rows * kv_heads, num_keys, head_dim]."""
-        source = part.codes.view(-1, self.cache.block_size * self.cache.head_dim)
+        source = part.runs
         gathered = self._take(name, (len(self._block_rows), source.shape[1]), source.dtype)
         torch.index_select(source, 0, self._block_rows, out=gathered)
         if part.scales is not None:

@@ -91,8 +91,7 @@ class LongRow:
 
     def _sequence(self, part: Part, dtype: torch.dtype) -> Tensor:
         """The row's keys or values, ``dtype`` [kv_heads, keys of whole blocks, head_dim]; 0 past its end."""
-        source = part.codes.view(-1, self.cache.block_size * self.cache.head_dim)
-        gathered = source.index_select(0, self._block_rows)
+        gathered = part.runs.index_select(0, self._block_rows)
         gathered = (gathered if part.scales is None else part.decode(gathered, self._block_rows)).to(dtype)
         by_head = gathered.view(self.cache.num_kv_heads, -1, self.cache.head_dim)
         by_head[:, self.num_keys :] = 0  # a weight of 0 times NaN is NaN

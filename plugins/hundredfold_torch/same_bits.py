@@ -39,7 +39,7 @@ def same_bits_for(activations: Tensor, stored: Part) -> SameBits:
     """What a layer has to keep to: promised is float32 on CPU over a cache that is read as float32."""
     read_as_float32 = stored.encoding is Encoding.FP32 or stored.scales is not None
     if activations.device.type == "cpu" and activations.dtype == torch.float32 and read_as_float32:
-        return same_bits(stored.codes.shape[-1])
+        return same_bits(stored.head_dim)
     return FREE
 
 

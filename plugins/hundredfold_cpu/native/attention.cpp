@@ -4,7 +4,7 @@
 // sum of weights e^(score - largest) and the weighted sum of values; runs are joined in their order. Sums over keys of a
 // run add those that are equal modulo 16, then the sixteen lanes. So a query's bits depend on its own sequence alone:
 // not on what is computed beside it, by which thread, nor on whether one thread takes all runs of a long sequence.
-#include "softmax.h"
+#include "nibbles.h"
 #include "words.h"
 
 #ifdef _OPENMP
@@ -79,6 +79,7 @@ static void take_queries(const Call<T, E>& call, const Tile& tile, int64_t head,
       room.q_factors[row] = to_int16(wide, up(columns, LANES), codes);
     else
       room.q_factors[row] = 1.0f;
+    if constexpr (NIBBLES<E>) sum_bands(codes, columns, Bands(room, call.paged).sums(row));
     for (int64_t d = 0; d < columns; ++d) {
       if constexpr (E::INTEGERS)
         room.q[row * columns + d] = codes[d];
@@ -93,16 +94,19 @@ template <class T, class E>
 static void compute_run(const Call<T, E>& call, const Tile& tile, int64_t head, int64_t begin, int64_t end,
                         const Room<E>& room) {
   const int64_t units = call.paged.key_units, group = call.group();
-  const int64_t key_bytes = units * UNIT * int64_t(sizeof(typename E::Code));
-  const int64_t value_bytes = LANES * LANES * int64_t(sizeof(typename E::Code));
+  const int64_t key_bytes = units * UNIT / call.paged.PACKED * int64_t(sizeof(typename E::Code));
+  const int64_t value_bytes = LANES * LANES / call.paged.PACKED * int64_t(sizeof(typename E::Code));
   Run<E> run;
   run.find(call.paged, call.table(tile), head, begin, end);
   for (int64_t g = 0; g < run.groups; ++g) {
     if (g + 2 < run.groups) fetch(run.keys[g + 2], key_bytes);
     for (int64_t panel = 0; panel < call.paged.panels; ++panel) fetch(run.values[g] + panel * run.panel, value_bytes);
     by_rows(room.rows, [&](auto taken, int64_t row) {
-      score<E, decltype(taken)::COUNT>(room.q + row * 2 * units, units, run.keys[g], room.scores + row * RUN + g * LANES,
-                                       RUN);
+      float* scores = room.scores + row * RUN + g * LANES;
+      if constexpr (NIBBLES<E>)
+        score_bands<decltype(taken)::COUNT>(room, call.paged, row, run.keys[g], run.key_scales[g], scores);
+      else
+        score<E, decltype(taken)::COUNT>(room.q + row * 2 * units, units, run.keys[g], scores, RUN);
     });
   }
   const auto seen = [&](int64_t query, int64_t& first, int64_t& last) {  // counted from the run's base
@@ -237,7 +241,11 @@ HF_ATTENTION(float, f32, Fp32, fp32)
 HF_ATTENTION(float, f32, Bf16, bf16)
 HF_ATTENTION(float, f32, Int8, int8)
 HF_ATTENTION(float, f32, Fp8, fp8)
+HF_ATTENTION(float, f32, Fp8E5m2, fp8_e5m2)
+HF_ATTENTION(float, f32, Int4, int4)
 HF_ATTENTION(uint16_t, bf16, Fp32, fp32)
 HF_ATTENTION(uint16_t, bf16, Bf16, bf16)
 HF_ATTENTION(uint16_t, bf16, Int8, int8)
 HF_ATTENTION(uint16_t, bf16, Fp8, fp8)
+HF_ATTENTION(uint16_t, bf16, Fp8E5m2, fp8_e5m2)
+HF_ATTENTION(uint16_t, bf16, Int4, int4)

@@ -1,4 +1,4 @@
-// Products of small integers, summed exactly in 32 bits: int8 codes times int16 numbers.
+// Products of small integers, summed exactly in 32 bits: codes of 8 and 4 bits times int16 numbers.
 //
 // Sums of integers have no order, so every instruction set and every way to cut the work gives the same.
 #pragma once
@@ -36,6 +36,17 @@ static inline Ints dot(Ints sum, Pairs x, Pairs y) {
   return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(x.v, y.v))};
 #endif
 }
+// 32 codes of 4 bits: the low halves of 16 bytes are two for each of the first eight lanes
+static inline Pairs load_nibbles(const uint8_t* p) {
+  const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i low = _mm256_and_si256(wide, _mm256_set1_epi16(15)), high = _mm256_srli_epi16(wide, 4);
+  return {_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)};
+}
+// 64 codes of 4 bits: the low and the high halves of 32 bytes, two for each lane
+static inline void load_nibbles(const uint8_t* p, Pairs& low, Pairs& high) {
+  const __m512i wide = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  low = {_mm512_and_si512(wide, _mm512_set1_epi16(15))}, high = {_mm512_srli_epi16(wide, 4)};
+}
 // rounds half to even; all have to fit
 static inline void store_int16(int16_t* p, Vec x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x.v)));
@@ -62,6 +73,19 @@ static inline Pairs broadcast_pair(const int16_t* p) {
 // adds to every lane the products of its two numbers
 static inline Ints dot(Ints sum, Pairs x, Pairs y) {
   return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(x.b, y.b))};
+}
+// 32 codes of 4 bits: the low halves of 16 bytes are two for each of the first eight lanes
+static inline Pairs load_nibbles(const uint8_t* p) {
+  const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {_mm256_and_si256(wide, _mm256_set1_epi16(15)), _mm256_srli_epi16(wide, 4)};
+}
+// 64 codes of 4 bits: the low and the high halves of 32 bytes, two for each lane
+static inline void load_nibbles(const uint8_t* p, Pairs& low, Pairs& high) {
+  const __m256i mask = _mm256_set1_epi16(15);
+  const __m256i a = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)));
+  low = {_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)};
+  high = {_mm256_srli_epi16(a, 4), _mm256_srli_epi16(b, 4)};
 }
 // rounds half to even; all have to fit
 static inline void store_int16(int16_t* p, Vec x) {
@@ -90,6 +114,22 @@ static inline Pairs broadcast_pair(const int16_t* p) {
 // adds to every lane the products of its two numbers
 static inline Ints dot(const Ints& sum, const Pairs& x, const Pairs& y) {
   return each_int([&](int i) { return sum.v[i] + x.a[i] * y.a[i] + x.b[i] * y.b[i]; });
+}
+// 32 codes of 4 bits: the low halves of 16 bytes are two for each of the first eight lanes
+static inline Pairs load_nibbles(const uint8_t* p) {
+  Pairs r;
+  for (int i = 0; i < LANES / 2; ++i) {
+    r.a[i] = p[2 * i] & 15, r.b[i] = p[2 * i + 1] & 15;
+    r.a[i + LANES / 2] = p[2 * i] >> 4, r.b[i + LANES / 2] = p[2 * i + 1] >> 4;
+  }
+  return r;
+}
+// 64 codes of 4 bits: the low and the high halves of 32 bytes, two for each lane
+static inline void load_nibbles(const uint8_t* p, Pairs& low, Pairs& high) {
+  for (int i = 0; i < LANES; ++i) {
+    low.a[i] = p[2 * i] & 15, low.b[i] = p[2 * i + 1] & 15;
+    high.a[i] = p[2 * i] >> 4, high.b[i] = p[2 * i + 1] >> 4;
+  }
 }
 // rounds half to even; all have to fit
 static inline void store_int16(int16_t* p, const Vec& x) {

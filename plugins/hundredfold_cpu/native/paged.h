@@ -6,7 +6,8 @@
 //   keys   [tokens / 16][columns / 2][32], columns padded to two
 //   values [columns / 16][tokens / 2][32], columns padded to sixteen
 // So a vector holds sixteen scores or sixteen columns, and no sum runs across its lanes. In 16 and 8 bits the two of a
-// lane lie side by side, where one instruction takes both; floats and fp8 lie sixteen and sixteen.
+// lane lie side by side, where one instruction takes both; floats and fp8 lie sixteen and sixteen. How 4 bits lie says
+// nibbles.h.
 #pragma once
 
 #include "codes.h"
@@ -47,6 +48,22 @@ struct Int8 {
   }
 };
 
+// A float as one of 8 bits: FRACTION bits are kept, rounded half to even; it has to fit.
+template <int FRACTION, int BIAS>
+static inline uint8_t to_small_float(float x) {
+  constexpr int DROPPED = 23 - FRACTION, LEAST = 1 - BIAS;  // below 2^LEAST numbers are multiples of 2^(LEAST - FRACTION)
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  const uint32_t sign = bits >> 24 & 0x80u, rest = bits & 0x7fffffffu;
+  const uint32_t half = (1u << (DROPPED - 1)) - 1;
+  const uint32_t normal = ((rest + half + (rest >> DROPPED & 1)) >> DROPPED) - (uint32_t(127 - BIAS) << FRACTION);
+  float magnitude;
+  __builtin_memcpy(&magnitude, &rest, 4);
+  const float whole = 12582912.0f;  // 1.5 * 2^23: adding it leaves whole numbers
+  const uint32_t small = uint32_t((magnitude * float(1u << (FRACTION - LEAST)) + whole) - whole);
+  return uint8_t(sign | (rest < uint32_t(127 + LEAST) << 23 ? small : normal));
+}
+
 // e4m3, the largest becomes 448. What `get` gives is a 256th of the number: the scale makes up for it.
 struct Fp8 {
   using Code = uint8_t;
@@ -55,19 +72,42 @@ struct Fp8 {
   static constexpr int64_t place(int64_t lane, int64_t which) { return which * LANES + lane; }
   static inline void get(const Code* p, Vec& first, Vec& second) { first = load_e4m3(p), second = load_e4m3(p + LANES); }
   static inline void encode(const float* x, Code* codes) {
-    for (int i = 0; i < LANES; ++i) {
-      uint32_t bits;
-      __builtin_memcpy(&bits, x + i, 4);
-      const uint32_t sign = bits >> 24 & 0x80u, rest = bits & 0x7fffffffu;
-      // three bits of fraction are kept, rounded half to even; below 2^-6 numbers are multiples of 2^-9
-      const uint32_t normal = ((rest + 0x7ffffu + (rest >> 20 & 1)) >> 20) - (120u << 3);
-      float magnitude;
-      __builtin_memcpy(&magnitude, &rest, 4);
-      const float whole = 12582912.0f;  // 1.5 * 2^23: adding it leaves whole numbers
-      const uint32_t small = uint32_t((magnitude * 512.0f + whole) - whole);
-      codes[i] = uint8_t(sign | (rest < 0x3c800000u ? small : normal));
-    }
+    for (int i = 0; i < LANES; ++i) codes[i] = to_small_float<3, 7>(x[i]);
   }
+};
+
+// e5m2, the largest becomes 57344.
+struct Fp8E5m2 {
+  using Code = uint8_t;
+  static constexpr bool SCALED = true, INTEGERS = false;
+  static constexpr float TOP = 57344.0f, UNIT_SCALE = 1.0f;
+  static constexpr int64_t place(int64_t lane, int64_t which) { return which * LANES + lane; }
+  static inline void get(const Code* p, Vec& first, Vec& second) { first = load_e5m2(p), second = load_e5m2(p + LANES); }
+  static inline void encode(const float* x, Code* codes) {
+    for (int i = 0; i < LANES; ++i) codes[i] = to_small_float<2, 15>(x[i]);
+  }
+};
+
+// Asymmetric, 0 to 15: see nibbles.h.
+struct Int4 {
+  using Code = uint8_t;  // of two
+  static constexpr bool SCALED = false, INTEGERS = true;
+};
+
+// Encodings with two codes in a byte, and with a scale and an offset for each band of columns.
+template <class E>
+constexpr bool NIBBLES = false;
+template <>
+constexpr bool NIBBLES<Int4> = true;
+constexpr int64_t BAND = 32;
+
+template <class E>
+struct SideOf {
+  using Type = float;
+};
+template <>
+struct SideOf<Int4> {
+  using Type = uint16_t;  // half precision
 };
 
 // Structure that attention.py fills in; all integers are 64 bits wide.
@@ -83,28 +123,34 @@ struct Layer {
 template <class E>
 struct Paged {
   using Code = typename E::Code;
+  using Side = typename SideOf<E>::Type;
+  static constexpr int64_t PACKED = NIBBLES<E> ? 2 : 1;  // codes in a Code
   uint8_t* blocks;
   int64_t heads, dim, size;
+  int64_t bands, sides;  // groups of columns with sides of their own, and all sides of a token
   int64_t key_units, panels, key_bytes, value_bytes, scale_bytes, head_bytes;
 
   explicit Paged(const Layer& layer)
       : blocks(layer.blocks), heads(layer.num_kv_heads), dim(layer.head_dim), size(layer.block_size) {
-    key_units = up(dim, 2) / 2, panels = up(dim, LANES) / LANES;
-    key_bytes = size * key_units * 2 * int64_t(sizeof(Code));
-    value_bytes = size * panels * LANES * int64_t(sizeof(Code));
-    scale_bytes = E::SCALED ? size * int64_t(sizeof(float)) : 0;
+    bands = NIBBLES<E> ? up(dim, BAND) / BAND : 1, sides = NIBBLES<E> ? 2 * bands : E::SCALED ? 1 : 0;
+    key_units = up(dim, 2 * PACKED) / 2, panels = up(dim, LANES) / LANES;
+    key_bytes = size * key_units * 2 / PACKED * int64_t(sizeof(Code));
+    value_bytes = size * panels * LANES / PACKED * int64_t(sizeof(Code));
+    scale_bytes = size * sides * int64_t(sizeof(Side));
     head_bytes = key_bytes + value_bytes + 2 * scale_bytes;
   }
 
   uint8_t* run(int64_t block, int64_t head) const { return blocks + (block * heads + head) * head_bytes; }
   // of a run: the keys of sixteen tokens that begin at `offset`, and the first panel of the values of those
-  Code* keys(uint8_t* run, int64_t offset) const { return reinterpret_cast<Code*>(run) + offset * key_units * 2; }
-  Code* values(uint8_t* run, int64_t offset) const {
-    return reinterpret_cast<Code*>(run + key_bytes + scale_bytes) + offset * LANES;
+  Code* keys(uint8_t* run, int64_t offset) const {
+    return reinterpret_cast<Code*>(run) + offset * key_units * 2 / PACKED;
   }
-  int64_t panel() const { return size * LANES; }  // codes from one panel to the next
-  float* key_scales(uint8_t* run) const { return reinterpret_cast<float*>(run + key_bytes); }
-  float* value_scales(uint8_t* run) const { return reinterpret_cast<float*>(run + head_bytes - scale_bytes); }
+  Code* values(uint8_t* run, int64_t offset) const {
+    return reinterpret_cast<Code*>(run + key_bytes + scale_bytes) + offset * LANES / PACKED;
+  }
+  int64_t panel() const { return size * LANES / PACKED; }  // from one panel to the next
+  Side* key_scales(uint8_t* run) const { return reinterpret_cast<Side*>(run + key_bytes); }
+  Side* value_scales(uint8_t* run) const { return reinterpret_cast<Side*>(run + head_bytes - scale_bytes); }
 };
 
 // How numbers become codes whose largest magnitude is `limit`: each is multiplied by `ratio`, and worth `scale`.

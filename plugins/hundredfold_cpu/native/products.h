@@ -23,7 +23,7 @@ struct Run {
   using Code = typename E::Code;
   int64_t base, groups, panel;  // `panel` codes from one panel of values to the next
   const Code *keys[GROUPS], *values[GROUPS];
-  const float *key_scales[GROUPS], *value_scales[GROUPS];
+  const typename Paged<E>::Side *key_scales[GROUPS], *value_scales[GROUPS];
 
   // of the keys from `begin` to `end`, which lie in one run
   void find(const Paged<E>& paged, const int32_t* table, int64_t head, int64_t begin, int64_t end) {
@@ -32,7 +32,8 @@ struct Run {
     for (int64_t g = 0; g < groups; ++g) {
       uint8_t* run = paged.run(table[index], head);
       keys[g] = paged.keys(run, offset), values[g] = paged.values(run, offset);
-      key_scales[g] = paged.key_scales(run) + offset, value_scales[g] = paged.value_scales(run) + offset;
+      key_scales[g] = paged.key_scales(run) + offset * paged.sides;
+      value_scales[g] = paged.value_scales(run) + offset * paged.sides;
       offset += LANES;
       if (offset == paged.size) offset = 0, ++index;
     }

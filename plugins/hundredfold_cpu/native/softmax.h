@@ -14,6 +14,10 @@ template <>
 struct Query<Int8> {
   using Type = int16_t;
 };
+template <>
+struct Query<Int4> {
+  using Type = int16_t;
+};
 
 // A thread's memory to work in, for `rows` queries that share a kv head.
 template <class E>
@@ -23,7 +27,7 @@ struct Room {
   float *most, *total, *part;       // of a run, for each row: largest score, sum of weights, weighted values [width]
   float *all_most, *all_total, *whole;  // of all runs until now
   float* scores;                    // [rows][RUN], then weights
-  int16_t* weights;                 // [rows][RUN], of int8 caches
+  int16_t* weights;                 // [rows][RUN], where products are of integers
   typename Query<E>::Type* q;       // [rows][columns]
 
   Room(float* memory, int64_t rows, int64_t width) : rows(rows), width(width) {
@@ -32,7 +36,7 @@ struct Room {
     all_most = take(rows), all_total = take(rows);
     part = take(rows * width), whole = take(rows * width), scores = take(rows * RUN);
     q = reinterpret_cast<typename Query<E>::Type*>(take(rows * width));
-    weights = reinterpret_cast<int16_t*>(memory);  // the last: only int8 needs them
+    weights = reinterpret_cast<int16_t*>(memory);  // the last: not all need them
   }
 };
 
@@ -79,7 +83,7 @@ static inline void soften(const Run<E>& run, const Room<E>& room, int64_t row, i
       store(scores + i, weight);
   }
   room.most[row] = largest_one, room.total[row] = sum(total);
-  if constexpr (E::INTEGERS) {
+  if constexpr (E::INTEGERS && !NIBBLES<E>) {
     edges(0.0f);
     int16_t* weights = room.weights + row * RUN;
     room.weight_factors[row] = to_int16(scores + from, to - from, weights + from);
@@ -92,7 +96,7 @@ static inline void soften(const Run<E>& run, const Room<E>& room, int64_t row, i
 template <class E>
 static inline void leave_out(const Run<E>& run, const Room<E>& room, int64_t row) {
   room.total[row] = 0;
-  if constexpr (E::INTEGERS) {
+  if constexpr (E::INTEGERS && !NIBBLES<E>) {
     room.weight_factors[row] = 0;
     for (int64_t i = 0; i < run.groups * LANES; ++i) room.weights[row * RUN + i] = 0;
   }

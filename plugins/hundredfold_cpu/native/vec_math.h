@@ -49,6 +49,10 @@ static inline Vec load_e4m3(const uint8_t* p) {
   const __m256i half = _mm256_srai_epi16(_mm256_slli_epi16(wide, 8), 1);
   return {_mm512_cvtph_ps(_mm256_and_si256(half, _mm256_set1_epi16(int16_t(0xbf80))))};
 }
+static inline Vec load_e5m2(const uint8_t* p) {
+  const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {_mm512_cvtph_ps(_mm256_slli_epi16(wide, 8))};
+}
 static inline void store_bf16(uint16_t* p, Vec a) {
   const __m512i bits = _mm512_castps_si512(a.v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff)), 16);
@@ -103,6 +107,11 @@ static inline Vec load_e4m3(const uint8_t* p) {
   const __m256i half = _mm256_and_si256(sign_twice, _mm256_set1_epi16(int16_t(0xbf80)));
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
 }
+static inline Vec load_e5m2(const uint8_t* p) {
+  const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i half = _mm256_slli_epi16(wide, 8);
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
+}
 static inline __m256i bf16_8(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff)), 16);
@@ -154,6 +163,7 @@ static inline void load_bf16_pairs(const uint16_t* p, Vec& first, Vec& second) {
 static inline Vec load_e4m3(const uint8_t* p) {
   return each([=](int i) { return half_to_float(uint16_t((p[i] & 0x80u) << 8 | (p[i] & 0x7fu) << 7)); });
 }
+static inline Vec load_e5m2(const uint8_t* p) { return each([=](int i) { return half_to_float(uint16_t(p[i] << 8)); }); }
 static inline void store_bf16(uint16_t* p, const Vec& a) {
   for (int i = 0; i < LANES; ++i) {
     const uint32_t bits = bits_of(a.v[i]);

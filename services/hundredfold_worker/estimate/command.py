@@ -71,7 +71,7 @@ class _Memories(click.ParamType):  # type: ignore[type-arg] # as above
 @click.option("--quantization", default="auto", help="Quantized at load, such as int8; auto: as stored.")
 @click.option("--quantization-exclude", default="", help="Layers not to quantize, as patterns.")
 @click.option("--activations", type=click.Choice(["auto", "float", "int8"]), default="auto")
-@click.option("--kv-cache-dtype", default="auto", help="auto, fp32, bf16, int8, fp8.")
+@click.option("--kv-cache-dtype", default="auto", help="auto, fp32, bf16, int8, fp8, fp8_e5m2, int4.")
 @click.option("--max-model-len", type=click.IntRange(2), help="Longest sequence; the checkpoint's.")
 @click.option("--max-num-seqs", type=click.IntRange(1, 4096), default=256, show_default=True)
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Tokens of a step.")

@@ -15,6 +15,8 @@ from hundredfold_worker.estimate.parts import AttentionCache, Outline, Part, Rol
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _PANEL = 16
 """Output features that the CPU's kernels keep together; the last panel is filled up."""
+_BAND = 32
+"""Columns of an int4 cache that share a scale."""
 _LANES = 16
 """Columns to which the CPU's attention fills up a value."""
 
@@ -27,6 +29,8 @@ class CacheForm:
     """Of a number."""
     scale_bytes: int = 0
     """Of a token's head, keys and values each."""
+    band_bytes: int = 0
+    """The same for every 32 columns."""
 
 
 CACHE: Mapping[str, CacheForm] = {
@@ -34,6 +38,8 @@ CACHE: Mapping[str, CacheForm] = {
     "bf16": CacheForm(16),
     "int8": CacheForm(8, 4),
     "fp8": CacheForm(8, 4),
+    "fp8_e5m2": CacheForm(8, 4),
+    "int4": CacheForm(4, band_bytes=4),
 }
 """By the name of the cache plugin."""
 
@@ -88,9 +94,13 @@ class Layout:
         """Bytes of a token in one layer."""
         form = CACHE[encoding]
         key, value = layer.key_size, layer.value_size
+        scales = 2 * form.scale_bytes + form.band_bytes * (-(-key // _BAND) - (-value // _BAND))
+        in_byte = 2 if form.bits == 4 else 1
         if self.device == "cpu":
-            key, value = _up(key, 2), _up(value, _LANES)
-        return layer.heads * ((key + value) * form.bits // 8 + 2 * form.scale_bytes)
+            key, value = _up(key, 2 * in_byte), _up(value, _LANES)
+        else:
+            key, value = _up(key, in_byte), _up(value, in_byte)
+        return layer.heads * ((key + value) * form.bits // 8 + scales)
 
 
 def layout(device: str, dtype: str, activations: str, dtype_asked: bool, meant_int8: bool) -> Layout:

@@ -20,6 +20,8 @@ class Encoding(enum.Enum):
     BF16 = "bf16"
     INT8 = "int8"
     FP8 = "fp8"
+    """e4m3."""
+    FP8_E5M2 = "fp8_e5m2"
     INT4 = "int4"
 
 
@@ -29,6 +31,8 @@ class ScalePolicy(enum.Enum):
 
     NONE = "none"
     PER_TOKEN_HEAD = "per_token_head"
+    PER_TOKEN_GROUP = "per_token_group"
+    """Of 32 columns of a token's head."""
     STATIC = "static"
 
 

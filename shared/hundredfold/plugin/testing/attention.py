@@ -18,9 +18,10 @@ _TOLERANCE = {
     Encoding.BF16: 1.5e-2,
     Encoding.INT8: 1e-3,
     Encoding.FP8: 1e-3,
-    Encoding.INT4: 3e-1,
+    Encoding.FP8_E5M2: 1e-3,
+    Encoding.INT4: 1e-3,
 }
-"""Largest ‖out - reference‖ / ‖reference‖ of a row; the reference knows what bf16, int8 or fp8 holds."""
+"""Largest ‖out - reference‖ / ‖reference‖ of a row; the reference knows what each encoding holds."""
 
 _BF16_TOLERANCE = 1.5e-2
 

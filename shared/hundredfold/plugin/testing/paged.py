@@ -120,9 +120,9 @@ class PagedSequences:
         """The numbers that a cache of this encoding holds of ``x``, where the encoding says which."""
         if self._encoding is Encoding.BF16:
             return x.to(torch.bfloat16)
-        if self._encoding in (Encoding.INT8, Encoding.FP8):
-            return decode(self._encoding, *encode(self._encoding, x))
-        return x
+        if self._encoding is Encoding.FP32:
+            return x
+        return decode(self._encoding, *encode(self._encoding, x), x.shape[-1])
 
     def _grow(self, sequence: int, count: int, sick: bool) -> _Row:
         state = self._sequences[sequence]
