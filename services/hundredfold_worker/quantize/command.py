@@ -34,7 +34,9 @@ by row and, when served, inputs by token; fp8 does so in e4m3. int8 and fp8 look
 read by transformers and others; awq of other widths than 4 bits by GPTQModel; mixtures of methods only here.
 
 Rules: the first that matches a layer's name (as transformers call it) decides, then --method; without either
-a layer stays as it is. PATTERN=none keeps it. Embedding and output layer are never quantized.
+a layer stays as it is. PATTERN=none keeps it. Embedding and output layer are quantized only by a rule that
+is their very name: lm_head=gptq:8:64 gives a tied model an output layer of its own, model.embed_tokens=int8
+alone keeps one table for both, which only hundredfold reads.
 
 Without --calibration the text is Python's own help, `pydoc_data.topics`, without the pages that
 `hundredfold quality` scores. Text like what will be served is better.

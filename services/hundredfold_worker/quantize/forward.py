@@ -99,6 +99,10 @@ class Calibrator:
         """What enters the first layer, float32[T, hidden]."""
         return table[torch.tensor(ids)].float() * self._description.embedding_scale
 
+    def final_norm(self, weight: Tensor) -> Norm:
+        """What makes the output layer's inputs; ``weight`` float32[hidden] as it is stored."""
+        return Norm(self._operations, weight + self._norm_offset, self._description.norm_eps)
+
     def run(
         self,
         layer: SourceLayer,

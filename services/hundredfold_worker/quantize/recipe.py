@@ -143,22 +143,43 @@ def parse_rule(text: str, options: Options) -> Rule:
     return Rule(pattern, recipe)
 
 
-def assign(names: Iterable[str], rules: Sequence[Rule], otherwise: Recipe | None) -> dict[str, Recipe | None]:
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The matrices outside of the layers."""
+
+    embedding: str = "model.embed_tokens"
+    head: str = "lm_head"
+    tied: bool = False
+    """Whether the output layer is the embedding, as the model is read."""
+
+
+def assign(
+    names: Iterable[str], ends: Ends, rules: Sequence[Rule], otherwise: Recipe | None
+) -> dict[str, Recipe | None]:
     """Each layer's recipe: of the first rule that matches, else ``otherwise``.
 
-    Raises ``QuantizeError`` for a rule that matches no layer, and when nothing is quantized.
+    The output layer and the embedding are there only when a rule that is their very name quantizes them: they
+    lose the most, and few readers take them. Raises ``QuantizeError`` for a rule that matches no layer, and
+    when nothing is quantized.
     """
     assigned: dict[str, Recipe | None] = {}
     met: set[int] = set()
+    last = ""
+    for name in (ends.embedding, ends.head):
+        own = [number for number, rule in enumerate(rules) if rule.pattern == name]
+        met.update(own)
+        if own and (recipe := rules[own[0]].recipe) is not None:
+            assigned[name] = recipe
     for name in names:
         matching = [number for number, rule in enumerate(rules) if fnmatchcase(name, rule.pattern)]
         met.update(matching)
         assigned[name] = rules[matching[0]].recipe if matching else otherwise
+        last = name
     for number, rule in enumerate(rules):
         if number not in met:
             raise QuantizeError(
-                f"rule '{rule.pattern}' matches no linear layer; they are called like "
-                f"'{next(iter(assigned))}'. The output layer and the embedding stay as they are"
+                f"rule '{rule.pattern}' matches no linear layer; they are called like '{last}'. Output layer "
+                f"and embedding are matched by their names alone, '{ends.head}' and '{ends.embedding}'"
             )
     if not any(assigned.values()):
         raise QuantizeError("nothing would be quantized: name a --method, or a --rule with one")

@@ -135,6 +135,20 @@ def _nothing_refuses(shape: tuple[int, int], recipe: Recipe) -> str:
     return ""
 
 
+_ROW_DIMENSION = {"qweight": 1, "qzeros": 1, "scales": 1, "weight": 0, "weight_scale": 0}
+"""Along which dimension of a tensor a matrix's rows lie, by suffix; others are the same for all rows."""
+
+
+def join_rows(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of a matrix that was rounded in parts, each of whole words of rows."""
+    return {
+        suffix: torch.cat([part[suffix] for part in parts], _ROW_DIMENSION[suffix])
+        if suffix in _ROW_DIMENSION
+        else tensor
+        for suffix, tensor in parts[0].items()
+    }
+
+
 ROUNDERS: Mapping[Method, Rounder] = {
     Method.GPTQ: Rounder(Wanted.PRODUCTS, _gptq, _gptq_refuses),
     Method.AWQ: Rounder(Wanted.PRODUCTS, _awq, _grouped_refuses, scales_by=Wanted.PRODUCTS),

@@ -15,6 +15,7 @@ from hundredfold.plugin.registry import PluginError, Registry, all_registries
 from hundredfold_worker.model import ModelLoadError
 from hundredfold_worker.quantize.beside import write_beside
 from hundredfold_worker.quantize.calibration import Calibration, calibration
+from hundredfold_worker.quantize.ends import EndsQuantizer, check_ends
 from hundredfold_worker.quantize.errors import QuantizeError
 from hundredfold_worker.quantize.formats import known_readers, quantization_config, sections_beside
 from hundredfold_worker.quantize.forward import Calibrator
@@ -84,7 +85,7 @@ def _quantize(plan: Plan, progress: Progress) -> Outcome:
     files = resolve(plan.model)
     registries = all_registries()
     source = open_source(files, registries)
-    recipes = assign(source.linear_names(), plan.rules, plan.otherwise)
+    recipes = assign(source.linear_names(), source.ends, plan.rules, plan.otherwise)
     _check_shapes(source, recipes)
     text = None
     if any(recipe is not None and ROUNDERS[recipe.method].calibrates for recipe in recipes.values()):
@@ -92,13 +93,17 @@ def _quantize(plan: Plan, progress: Progress) -> Outcome:
         text = calibration(plan.model, plan.text, plan.samples, window)
     folder = WorkFolder(plan.output, _asked(fingerprint(files), recipes, text))
     resumed_at = folder.done
-    _layers(source, recipes, text, folder, registries, progress)
-    progress("write", source.description.num_layers, source.description.num_layers)
-    write_piece(folder.ends, dict(source.ends()))
-    pieces = [folder.ends, *(folder.piece(index) for index in range(source.description.num_layers))]
-    written = join_pieces(pieces, plan.output)
-    config = quantization_config(recipes)
-    sections = {**sections_beside(recipes), "config.json": {**source.config, "quantization_config": config}}
+    calibrator, hidden = _calibration(source, text, folder, registries)
+    _layers(source, recipes, calibrator, hidden, folder, progress)
+    count = source.description.num_layers
+    progress("output layer", count, count)
+    ends = EndsQuantizer(source, recipes, calibrator).quantize(hidden)
+    progress("write", count, count)
+    write_piece(folder.ends, ends.tensors)
+    written = join_pieces([folder.ends, *map(folder.piece, range(count))], plan.output)
+    config = quantization_config(recipes, source.ends)
+    whole = {**source.config, "tie_word_embeddings": ends.tied, "quantization_config": config}
+    sections = {**sections_beside(config), "config.json": whole}
     write_beside(files, plan.model, plan.output, sections)
     folder.remove()
     return Outcome(
@@ -106,29 +111,35 @@ def _quantize(plan: Plan, progress: Progress) -> Outcome:
         model=plan.model,
         source_format=source.format,
         config=config,
-        readers=known_readers(recipes),
+        readers=known_readers(recipes, source.ends),
         calibration=text,
         source_bytes=sum(path.stat().st_size for path in files.weights),
         bytes=sum(path.stat().st_size for path in written),
-        errors=tuple(folder.errors),
+        errors=(*folder.errors, *ends.errors),
         resumed_at=resumed_at,
     )
+
+
+def _calibration(
+    source: Source, text: Calibration | None, folder: WorkFolder, registries: Mapping[str, Registry]
+) -> tuple[Calibrator | None, list[Tensor]]:
+    """What runs layers, and what enters the first that is not done; nothing without a text."""
+    if text is None:
+        return None, []
+    longest = max(map(len, text.windows))
+    calibrator = Calibrator(source.description, source.names.norm_offset, longest, registries)
+    return calibrator, folder.hidden() if folder.done else _embedded(source, calibrator, text)
 
 
 def _layers(
     source: Source,
     recipes: Mapping[str, Recipe | None],
-    text: Calibration | None,
+    calibrator: Calibrator | None,
+    hidden: list[Tensor],
     folder: WorkFolder,
-    registries: Mapping[str, Registry],
     progress: Progress,
 ) -> None:
     count = source.description.num_layers
-    calibrator, hidden = None, []
-    if text is not None and folder.done < count:
-        longest = max(map(len, text.windows))
-        calibrator = Calibrator(source.description, source.names.norm_offset, longest, registries)
-        hidden = folder.hidden() if folder.done else _embedded(source, calibrator, text)
     quantizer = LayerQuantizer(source, recipes, calibrator)
     for index in range(folder.done, count):
 
@@ -147,6 +158,7 @@ def _embedded(source: Source, calibrator: Calibrator, text: Calibration) -> list
 
 def _check_shapes(source: Source, recipes: Mapping[str, Recipe | None]) -> None:
     """Before anything is computed: every layer can be written as asked."""
+    check_ends(source, recipes)
     for index in range(source.description.num_layers):
         for name, shape in source.shapes(index).items():
             recipe = recipes[name]

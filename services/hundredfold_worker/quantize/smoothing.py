@@ -6,7 +6,7 @@ the same, up to the rounding of norms, which is made up for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,11 +64,14 @@ class Smoother:
             return scales
         name = self._norm(layer, stage)
         assert name is not None
-        old = layer.norms[name]
+        layer.norms[name], scales = self.divide_norm(layer.norms[name], scales)
+        return scales
+
+    def divide_norm(self, old: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """A norm's weight as it is stored, divided by scales [K] above 0, and the scales as they came out."""
         new = (((old + self.norm_offset) / scales) - self.norm_offset).to(self.dtype).float()
-        layer.norms[name] = new
         whole = new + self.norm_offset
-        return torch.where(whole == 0, scales, (old + self.norm_offset) / whole)
+        return new, torch.where(whole == 0, scales, (old + self.norm_offset) / whole)
 
 
 _NORMS = (Stage.QUERY_KEY_VALUE, Stage.GATE_UP)
@@ -96,13 +99,21 @@ def _scales(
     inputs: InputStatistics,
 ) -> Tensor:
     matrices = [(layer.matrices[name].weight, recipe) for name, recipe in asking]
-    by_method = {recipe.method for _, recipe in asking}
-    if Method.AWQ in by_method:
+    return column_scales(matrices, inputs, lambda values: _alike(layer, stage, values))
+
+
+def column_scales(
+    matrices: Sequence[tuple[Tensor, Recipe]], inputs: InputStatistics, alike: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """float32[K] above 0: what columns of matrices [N, K] are multiplied by, and their inputs divided.
+
+    ``alike`` gives columns that have to be scaled alike the same value.
+    """
+    if Method.AWQ in {recipe.method for _, recipe in matrices}:
         own = [(weight, recipe) for weight, recipe in matrices if recipe.method is Method.AWQ]
-        return awq_scales(own, inputs, _alike(layer, stage, inputs.mean))
-    largest = _alike(layer, stage, inputs.largest)
-    of_weights = torch.stack([weight.abs().amax(0) for weight, _ in matrices]).amax(0)
-    of_weights = _alike(layer, stage, of_weights)
+        return awq_scales(own, inputs, alike(inputs.mean))
+    largest = alike(inputs.largest)
+    of_weights = alike(torch.stack([weight.abs().amax(0) for weight, _ in matrices]).amax(0).float())
     scales = largest.clamp_min(1e-5) ** ALPHA / of_weights.clamp_min(1e-5) ** (1 - ALPHA)
     return scales.clamp_min(1e-5)
 

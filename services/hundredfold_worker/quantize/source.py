@@ -21,6 +21,7 @@ from hundredfold_worker.model.selection import AUTO, choose_quantization
 from hundredfold_worker.model.weights import WeightReader
 from hundredfold_worker.quantize.errors import QuantizeError
 from hundredfold_worker.quantize.gguf_model import as_transformers, in_halves
+from hundredfold_worker.quantize.recipe import Ends
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -65,6 +66,11 @@ class Source:
     _model: DescribedModel
     _reader: WeightReader
     _in_pairs: bool
+
+    @property
+    def ends(self) -> Ends:
+        """The matrices outside of the layers."""
+        return Ends(self.names.embedding, self.names.head, self.description.tied_head)
 
     def linear_names(self) -> list[str]:
         """Every linear layer inside of decoder layers, in order."""
@@ -114,16 +120,21 @@ class Source:
         self._let_go()
         return table
 
-    def ends(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor outside of the layers, in ``dtype``, under the name it is written as."""
-        yield f"{self.names.embedding}.weight", self.embedding()
-        if not self.description.tied_head:
-            shape = (self.description.vocab_size, self.description.hidden_size)
-            head = self._reader.matrix(self._model.names.head, shape)
-            yield f"{self.names.head}.weight", fold_transform(dequantize(head, self.dtype), head.transform)
-        norm = self._norm(self._model.names.final_norm, self.description.hidden_size)
-        yield f"{self.names.final_norm}.weight", norm.to(self.dtype)
+    def head(self) -> Tensor:
+        """The output layer [vocabulary, hidden] in ``dtype``; where it is tied, the embedding."""
+        if self.description.tied_head:
+            return self.embedding()
+        self._reader.no_bias(self._model.names.head)
+        shape = (self.description.vocab_size, self.description.hidden_size)
+        head = self._reader.matrix(self._model.names.head, shape)
+        table = fold_transform(dequantize(head, self.dtype), head.transform)
         self._let_go()
+        return table
+
+    def final_norm(self) -> Tensor:
+        """float32[hidden] of values that ``dtype`` holds."""
+        norm = self._norm(self._model.names.final_norm, self.description.hidden_size)
+        return norm.to(self.dtype).float()
 
     def _plain(self, name: str, shape: tuple[int, int]) -> Tensor:
         weight = self._reader.matrix(name, shape)

@@ -291,7 +291,7 @@ def run(*arguments: str) -> Result:
         (("--rule", "no-equals"), "not of the form"),
         (("--rule", "*=gptq:four"), "bits and group are whole numbers"),
         (("--rule", "*=exl2:4"), "'exl2' is unknown; known are gptq, awq"),
-        (("--rule", "lm_head=int8"), "matches no linear layer"),
+        (("--rule", "head=int8"), "matches no linear layer"),
         (("--method", "gptq", "--group-size", "48"), "'model.layers.0.self_attn.q_proj' cannot be gptq:4:48"),
     ],
 )
