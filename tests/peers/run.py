@@ -22,7 +22,7 @@ from hundredfold.bench.environments import EnvironmentFailed, environments_dir, 
 from hundredfold.bench.ladder.climb import MEASURE_ERRORS, machine
 from hundredfold.bench.plan import LoadPlan
 from hundredfold.bench.serve import measure
-from hundredfold.bench.stack import StackOptions, running_stack
+from hundredfold.bench.stack import MAKE_UP, StackOptions, running_stack
 from hundredfold.models import DEFAULT_MODEL, fingerprint, pull
 from peers.driver import Answer, Driver, PeerFailed
 from peers.report import OURS, PeerReport, PeerRow, markdown, render
@@ -115,7 +115,9 @@ def _measure(row: PeerRow, ask: Ask, batch: int, number: int) -> None:
 
 def start(peer: Peer, model: Checkpoints) -> Driver:
     """A peer that is ready. Raises PeerFailed, EnvironmentFailed."""
-    return Driver(prepare(peer.environment), DRIVERS / peer.script, [*peer.arguments(model)], START_LIMIT_S)
+    return Driver(
+        prepare(peer.environment, _say), DRIVERS / peer.script, [*peer.arguments(model)], START_LIMIT_S
+    )
 
 
 def checkpoints() -> Checkpoints:
@@ -125,7 +127,7 @@ def checkpoints() -> Checkpoints:
     found = Checkpoints(files.weights[0], place / "dense", place / "w8a8")
     done = place / "complete"
     if not done.exists():
-        command = [prepare(TRANSFORMERS), DRIVERS / "convert.py", found.gguf, found.dense, found.w8a8]
+        command = [prepare(TRANSFORMERS, _say), DRIVERS / "convert.py", found.gguf, found.dense, found.w8a8]
         ran = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
         if ran.returncode != 0:
             words = ran.stderr.strip().splitlines() or ["no word"]
@@ -137,7 +139,7 @@ def checkpoints() -> Checkpoints:
 @contextmanager
 def ours(lengths: tuple[int, int]) -> Iterator[Ask]:
     """Our services as `make up` starts them. Raises StackError."""
-    with running_stack(StackOptions(DEFAULT_MODEL)) as stack:
+    with running_stack(StackOptions(DEFAULT_MODEL, MAKE_UP)) as stack:
 
         def ask(batch: int) -> float:
             plan = LoadPlan(

@@ -13,7 +13,7 @@ from hundredfold.bench.plan import LoadPlan, PlanError
 from hundredfold.bench.processes import ClientProcessError
 from hundredfold.bench.serve import WarmupError, measure
 from hundredfold.bench.server import ServerError
-from hundredfold.bench.stack import StackError, StackOptions, known_settings, running_stack
+from hundredfold.bench.stack import MAKE_UP, StackError, StackOptions, known_settings, running_stack
 
 MANY, OUTPUT_LEN = 32, 64
 SINGLES = 2
@@ -30,7 +30,7 @@ def measure_round(model: str, say: Callable[[str], None]) -> dict[str, float]:
     """Speeds by name, in output tokens a second. Raises CheckError."""
     try:
         say("the default, through the door")
-        with running_stack(StackOptions(model)) as stack:
+        with running_stack(StackOptions(model, MAKE_UP)) as stack:
             single = _speed(stack.address, 1, SINGLES)
             many = _speed(stack.address, MANY, MANY)
         say("products of floats, through the door")
@@ -62,6 +62,7 @@ def _speed(address: str, concurrency: int, num_requests: int) -> float:
 
 def _offline(model: str) -> float:
     load = ["--concurrency", str(MANY), "--num-requests", str(MANY), "--output-len", str(OUTPUT_LEN)]
+    load += [f"--{name.partition('.')[2].replace('_', '-')}={value}" for name, value in MAKE_UP.items()]
     command = [sys.executable, "-m", "hundredfold", "bench", "offline", *load, "--warmup", "8", "--json"]
     try:
         done = subprocess.run(

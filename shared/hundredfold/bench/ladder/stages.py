@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hundredfold.bench.stack import MAKE_UP
+
 Arithmetic = Literal["float", "int8"]
 
 INPUT_LEN, OUTPUT_LEN = 64, 128
@@ -123,7 +125,7 @@ def stages(scale: Scale) -> list[Stage]:
             "default",
             "the default: what `make up` starts",
             (single, some, many),
-            {"worker.kv_cache_dtype": "int8"},
+            MAKE_UP,
             alone=True,
         ),
     ]
