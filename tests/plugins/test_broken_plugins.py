@@ -139,6 +139,11 @@ def test_a_kernel_that_fails_in_its_work(
             "return DenseWeight(weight.T)",
             "gave a weight of [64, 96], wanted is [96, 64]",
         ),
+        (
+            "return DenseWeight(weight)",
+            "return ChannelInt8Weight(weight.char(), weight[:, 0].float() / 0)",
+            "gave scales that are not finite",
+        ),
         ("weight = tensors", "weight = None + tensors", "raised TypeError: "),
         ("return True", "return layer.none", "covers() of layer 'model.embed_tokens' raised AttributeError"),
         ("return self", "return self.none", "bind() raised AttributeError"),

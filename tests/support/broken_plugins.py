@@ -32,7 +32,7 @@ class Plugin:
 '''
 
 QUANTIZATION = """
-from hundredfold.plugin import DenseWeight
+from hundredfold.plugin import ChannelInt8Weight, DenseWeight
 
 class Plugin:
     name = "odd"

@@ -32,9 +32,7 @@ class InstalledFormats:
             choice = choose("quantization", self._registry.candidates(), asking)
         except NothingFits as error:
             raise ValueError(str(error)) from error
-        plugin = choice.value
         try:
-            method = self._guard.call(plugin, "bind()", lambda: plugin.bind(part), expected=(ValueError,))
+            return GuardedMethod.of(self._guard, choice, part)
         except ValueError as error:
             raise ValueError(f"{choice.name}: {error}") from error
-        return GuardedMethod(self._guard, plugin, method)

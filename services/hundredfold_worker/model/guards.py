@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -14,6 +14,8 @@ from hundredfold.plugin import (
     AttentionPlugin,
     AttentionSpec,
     CanonicalWeight,
+    CheckpointInfo,
+    Choice,
     DenseWeight,
     Encoding,
     KernelPlugin,
@@ -22,6 +24,7 @@ from hundredfold.plugin import (
     Linear,
     LinearSpec,
     QuantizationMethod,
+    QuantizationPlugin,
     Reasons,
     TensorSource,
 )
@@ -169,6 +172,13 @@ class GuardedMethod:
         )
         return check_weight(self._guard, self._plugin, what, layer, weight)
 
+    @classmethod
+    def of(cls, guard: Guard, choice: Choice[QuantizationPlugin], checkpoint: CheckpointInfo) -> Self:
+        """The chosen format, bound to a checkpoint. Raises ``ValueError`` naming the key at fault."""
+        plugin = choice.value
+        method = guard.call(plugin, "bind()", lambda: plugin.bind(checkpoint), expected=(ValueError,))
+        return cls(guard, plugin, method)
+
     @property
     def remarks(self) -> tuple[str, ...]:
         """What the method has to tell, empty when it has nothing to."""
@@ -189,4 +199,16 @@ def check_weight(
         raise guard.fault(
             plugin, f"{what} gave a weight of {list(matrix.shape)}, wanted is {list(layer.shape)}"
         )
+    for name, part in _few_numbers(weight):
+        if part.is_floating_point() and not bool(part.float().isfinite().all()):
+            raise guard.fault(plugin, f"{what} gave {name} that are not finite")
     return weight
+
+
+def _few_numbers(weight: CanonicalWeight) -> Iterator[tuple[str, torch.Tensor]]:
+    """What many of a weight's numbers depend on: with one that is not finite, each answer is garbage."""
+    for holder in (weight, weight.transform):
+        for name in ("scales", "zeros", "codebook", "factor"):
+            part = getattr(holder, name, None)
+            if isinstance(part, torch.Tensor):
+                yield name, part

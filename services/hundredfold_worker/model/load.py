@@ -192,7 +192,10 @@ def _layers(builder: Builder, budget: int | None, held: int, ends: Ends) -> Budg
     if budget is None:
         return Budgeted(tuple(map(builder.layer, range(count))))
     if builder.device.type != "cpu":
-        raise ModelLoadError(f"weight_memory is for weights on a CPU, not on {builder.device.type}")
+        raise ModelLoadError(
+            f"weight_memory is for weights on a CPU, not on {builder.device.type}, where nothing copies "
+            "layers ahead of their use: leave it unset; fewer bits (quantization) or device cpu take less"
+        )
     head = ends.head.tensors if isinstance(ends.head, StoredLinear) else None
     table = ends.embedding.tensors
     if head is None or {part.data_ptr() for part in head} & {part.data_ptr() for part in table}:

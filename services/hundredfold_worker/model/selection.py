@@ -67,17 +67,16 @@ def choose_quantization(
     try:
         choice = _choose("quantization", registry, asked, ask)
     except ModelLoadError as error:
-        method = (info.quantization_config or {}).get("quant_method")
-        if asked != AUTO or method is None:
+        named = (info.quantization_config or {}).get("quant_method")
+        if asked != AUTO or named is None:
             raise
-        told = f"the checkpoint is quantized with {str(method)[:80]}, which nothing installed reads"
+        told = f"the checkpoint is quantized with {str(named)[:80]}, which nothing installed reads"
         raise ModelLoadError(f"{told}: {error}") from error.__cause__  # first: logs cut what is long
-    guard = Guard(registry)
     try:
-        method = guard.call(choice.value, "bind()", lambda: choice.value.bind(info), expected=(ValueError,))
+        method = GuardedMethod.of(Guard(registry), choice, info)
     except ValueError as error:
         raise ModelLoadError(f"quantization '{choice.name}': {error}") from error
-    return GuardedMethod(guard, choice.value, method), _selection("quantization", choice)
+    return method, _selection("quantization", choice)
 
 
 def with_remarks(selection: Selection, method: GuardedMethod) -> Selection:

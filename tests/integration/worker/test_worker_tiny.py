@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from hundredfold_worker.engine.plan import EndReason, NewSequence, StepPlan
+from hundredfold_worker.failures import FailureCode
 from hundredfold_worker.memory import CacheNeed, MemoryBudget, num_blocks
 from hundredfold_worker.sampling.params import SamplingParams
 from hundredfold_worker.settings import WorkerSettings
@@ -213,3 +217,19 @@ def test_a_smaller_cache_type_holds_more_in_the_same_memory(tiny_checkpoint: str
         blocks[kind] = num_blocks(budget, need, None)
         assert planner.allocate(blocks[kind]).nbytes == blocks[kind] * planner.bytes_per_block()
     assert blocks["bf16"] >= 1.95 * blocks["fp32"]
+
+
+def test_a_layer_that_overflows_is_no_stream_of_token_0(tiny_checkpoint: str, tmp_path: Path) -> None:
+    """Report 70."""
+    shutil.copytree(tiny_checkpoint, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for part in ("up_proj", "down_proj"):
+        tensors[f"model.layers.1.mlp.{part}.weight"] *= 1e30
+    save_file(tensors, tmp_path / "model.safetensors")
+    steps = driver(load(str(tmp_path), "auto"))
+    track = steps.add(0, PROMPTS[0], GREEDY)
+    steps.run()
+    assert track.failure is not None
+    assert track.failure.code == FailureCode.INTERNAL
+    assert "non-finite logits" in track.failure.message
+    assert track.output == []

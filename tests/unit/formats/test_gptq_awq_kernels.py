@@ -37,7 +37,7 @@ def weight(bits: int, group: int, symmetric: bool, act_order: bool) -> GroupedIn
 def test_products(bits: int, symmetric: bool) -> None:
     torch.set_num_threads(1)
     inputs = torch.randn(5, COLUMNS, generator=torch.Generator().manual_seed(1))
-    for group, act_order in itertools.product((-1, 32, 64, 128), (True, False)):
+    for group, act_order in itertools.product((-1, 16, 32, 64, 128), (True, False)):
         read = weight(bits, group, symmetric, act_order)
         exact = inputs.double() @ fold_transform(dequantize(read, torch.float32), read.transform).double().T
         for dtype, recipe in itertools.product((torch.float32, torch.bfloat16), Activations):
