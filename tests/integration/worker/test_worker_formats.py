@@ -1,8 +1,7 @@
-"""Every format that ``hundredfold quantize`` writes, in one checkpoint, from its weights to the door."""
+"""Every format that ``hundredfold quantize`` writes, in one checkpoint, through the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,11 @@ from hundredfold.plugin.registry import all_registries
 from hundredfold_worker.quantize.recipe import Options, parse_rule
 from hundredfold_worker.quantize.run import Plan, quantize
 from hundredfold_worker.quantize.source import open_source
-from support.door import generate, request
+from hundredfold_worker.sampling.params import SamplingParams
+from hundredfold_worker.settings import WorkerSettings
+from hundredfold_worker.startup import make_engine, open_registries, start_model
 from support.reference import greedy_ids
-from support.stack import Stack
+from support.step_driver import StepDriver
 
 RULES = (
     "*.0.self_attn.?_proj=gptq:4:32",
@@ -31,23 +32,19 @@ RULES = (
     "lm_head=gptq:8:32",
     "model.embed_tokens=int8",
 )
+PROMPTS = ([5, 9, 300, 44, 17, 60, 411], [7] * 20, list(range(100, 140)))
 NEW_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-def quantized(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quantized(tiny_checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     made = tmp_path_factory.mktemp("mixed") / "out"
     rules = tuple(parse_rule(rule, Options()) for rule in RULES)
-    quantize(Plan(tiny_model, made, None, rules, None, samples=4, window=64), lambda what, done, total: None)
+    quantize(
+        Plan(tiny_checkpoint, made, None, rules, None, samples=4, window=64), lambda what, done, total: None
+    )
     return made
-
-
-@pytest.fixture(scope="module")
-def stack(quantized: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    flags = {"worker": {"dtype": "fp32", "activations": "float", "num_kv_blocks": 64}}
-    with Stack(str(quantized), tmp_path_factory.mktemp("formats"), flags).serving() as running:
-        yield running
 
 
 def dense(quantized: Path, plain: str) -> Any:
@@ -70,11 +67,21 @@ def dense(quantized: Path, plain: str) -> Any:
 
 
 def test_a_checkpoint_of_all_formats_answers_as_its_numbers_say(
-    stack: Stack, quantized: Path, tiny_model: str
+    quantized: Path, tiny_checkpoint: str
 ) -> None:
-    model = dense(quantized, tiny_model)
-    for prompt in ([5, 9, 300, 44, 17, 60, 411], [7] * 20, list(range(100, 140))):
-        sent = request(prompt, max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
-        output = generate(stack.address, sent).token_ids
-        assert len(output) == NEW_TOKENS
-        assert output == greedy_ids(model, prompt, output)
+    model = dense(quantized, tiny_checkpoint)
+    settings = WorkerSettings(
+        model=str(quantized),
+        dtype="fp32",
+        activations="float",
+        num_threads=1,
+        num_kv_blocks=64,
+        max_num_seqs=4,
+    )
+    run = StepDriver(make_engine(start_model(settings, open_registries(settings)), settings).engine, chunk=16)
+    greedy = SamplingParams(max_tokens=NEW_TOKENS)
+    tracks = [run.add(slot, prompt, greedy) for slot, prompt in enumerate(PROMPTS)]
+    run.run()
+    for track in tracks:
+        assert len(track.output) == NEW_TOKENS
+        assert track.output == greedy_ids(model, track.prompt, track.output)
