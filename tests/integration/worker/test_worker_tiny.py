@@ -11,12 +11,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hundredfold_worker.engine.draft_cost import DraftCost
+from hundredfold_worker.engine.engine import Engine
 from hundredfold_worker.engine.plan import EndReason, NewSequence, StepPlan
+from hundredfold_worker.engine.slots import EngineLimits
+from hundredfold_worker.engine.speculation import Speculation
 from hundredfold_worker.failures import FailureCode
 from hundredfold_worker.memory import CacheNeed, MemoryBudget, num_blocks
 from hundredfold_worker.sampling.params import SamplingParams
 from hundredfold_worker.settings import WorkerSettings
 from hundredfold_worker.startup import Loaded, make_engine, open_registries, start_model
+from support.drafters import Knowing
+from support.llama_checkpoints import random_llama
+from support.model_rows import load as load_bare
 from support.poison import poison
 from support.step_driver import StepDriver, Track, ints
 
@@ -31,7 +38,7 @@ KINDS = [
 PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (5, 15, 16, 17, 33, 64, 100, 2)]
 
 
-@pytest.fixture(scope="module", params=["auto", "int8", "fp8"])
+@pytest.fixture(scope="module", params=["auto", "int8", "fp8", "int4"])
 def loaded(tiny_checkpoint: str, request: pytest.FixtureRequest) -> Loaded:
     """Over each kind of cache: what a token reads of a quantized one does not depend on the way either."""
     return load(tiny_checkpoint, request.param)
@@ -204,19 +211,42 @@ def test_the_worst_case_right_after_the_start(loaded: Loaded) -> None:
     assert all(sum(len(p.scores.logprobs) for p in t.scores) == 249 + 4 for t in tracks)
 
 
-def test_a_smaller_cache_type_holds_more_in_the_same_memory(tiny_checkpoint: str) -> None:
+def test_a_smaller_cache_type_holds_more_in_the_same_memory(tmp_path: Path) -> None:
     """Report 12: blocks are counted in bytes of the type that the cache has, and take what was counted."""
+    random_llama(head_dim=64).save_pretrained(tmp_path)
     budget = MemoryBudget(total=1 << 30, utilization=0.03, held=0, step=0, free=1 << 30)
     blocks = {}
-    for kind in ("fp32", "bf16"):
-        settings = WorkerSettings(
-            model=tiny_checkpoint, dtype="fp32", kv_cache_dtype=kind, block_size=16, num_threads=1
-        )
-        planner = start_model(settings, open_registries(settings)).model.cache_planner
-        need = CacheNeed(planner.bytes_per_block(), 16, max_model_len=512, max_num_seqs=1 << 20)
+    for kind in ("fp32", "bf16", "int8", "fp8", "fp8_e5m2", "int4"):
+        planner = load_bare(tmp_path, kv_cache_dtype=kind, block_size=16).cache_planner
+        need = CacheNeed(planner.bytes_per_block(), 16, max_model_len=256, max_num_seqs=1 << 20)
         blocks[kind] = num_blocks(budget, need, None)
         assert planner.allocate(blocks[kind]).nbytes == blocks[kind] * planner.bytes_per_block()
     assert blocks["bf16"] >= 1.95 * blocks["fp32"]
+    assert min(blocks["int8"], blocks["fp8"], blocks["fp8_e5m2"]) >= 1.8 * blocks["bf16"]
+    assert blocks["int4"] >= 3 * blocks["bf16"]
+
+
+def test_drafts_change_no_ids(loaded: Loaded, alone: list[list[int]]) -> None:
+    """Drafted tokens are written and, where they were wrong, overwritten: in every kind of cache."""
+    limits = EngineLimits(
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        max_model_len=loaded.model.max_model_len,
+        block_size=16,
+        vocab_size=loaded.model.description.vocab_size,
+        num_blocks=160,
+        max_draft_tokens=5,
+    )
+    drafter = Knowing(0.3, vocab_size=512)
+    drafter.answers = {slot: prompt + alone[slot] for slot, prompt in enumerate(PROMPTS)}
+    speculation = Speculation(drafter, DraftCost([1], [1.0]), limits)
+    cache = loaded.model.cache_planner.allocate(limits.num_blocks)
+    run = StepDriver(Engine(loaded.model, cache, limits, speculation), 1 << 30, limits.max_draft_tokens)
+    tracks = everyone(run)
+    run.run()
+    assert [t.output for t in tracks] == alone
+    totals = run.engine.totals
+    assert 0 < totals.accepted_tokens < totals.drafted_tokens
 
 
 def test_a_layer_that_overflows_is_no_stream_of_token_0(tiny_checkpoint: str, tmp_path: Path) -> None:

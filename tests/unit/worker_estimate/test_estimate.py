@@ -125,6 +125,8 @@ def test_cache_of_grouped_heads_windows_and_compressed_vectors(write: Write) -> 
     assert token(LLAMA_7B) == 2 * 32 * 32 * 128 * 2
     assert token(LLAMA3_8B) == token(LLAMA_7B) // 4
     assert token(LLAMA3_8B, "--kv-cache-dtype", "int8") == 32 * 8 * (2 * 128 + 2 * 4)
+    assert token(LLAMA3_8B, "--kv-cache-dtype", "fp8_e5m2") == 32 * 8 * (2 * 128 + 2 * 4)
+    assert token(LLAMA3_8B, "--kv-cache-dtype", "int4") == 32 * 8 * 2 * (64 + 4 * 4)
     assert token(DEEPSEEK_V3) == 61 * (512 + 64) * 2
 
 

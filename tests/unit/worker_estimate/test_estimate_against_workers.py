@@ -40,11 +40,11 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_every_architecture(family: Path, tmp_path: Path) -> None:
-    model = load(family, kv_cache_dtype="int8")
-    found = told(family, kv_cache_dtype="int8")
+    model = load(family, kv_cache_dtype="int4")
+    found = told(family, kv_cache_dtype="int4")
     check(found, model, 0.02)
     shutil.copy(family / "config.json", tmp_path)
-    bare = told(tmp_path / "config.json", kv_cache_dtype="int8")
+    bare = told(tmp_path / "config.json", kv_cache_dtype="int4")
     check(bare, model, 0.02)
     # the files hold fp32, as their headers and the configuration say
     assert bare.source.stored_bytes == pytest.approx(found.source.stored_bytes, rel=0.03)
