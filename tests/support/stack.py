@@ -89,7 +89,9 @@ class Stack:
             )
             command = [str(self.python), "-m", f"hundredfold_{service}"]
             for option, value in options.items():
-                command += [f"--{option.replace('_', '-')}", str(value)]
+                flag = option.replace("_", "-")
+                switch = isinstance(value, bool)
+                command += [f"--{'' if value else 'no-'}{flag}"] if switch else [f"--{flag}", str(value)]
             log = open(self.directory / f"{name}.log", "ab")  # noqa: SIM115 (the child keeps it)
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
             log.close()
