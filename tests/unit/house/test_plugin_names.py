@@ -16,7 +16,10 @@ TO_COME = {
 }
 """Names that plugins of other houses carry, refused before ours arrive."""
 
-WITH_ANOTHER_MEANING = {"bf16", "fp32", "int8", "fp8", "fp8_e5m2", "int4", "none", "torch", "gguf", "cpu", "auto"}
+WITH_ANOTHER_MEANING = {
+    *("bf16", "fp32", "int8", "fp8", "fp8_e5m2", "int4"),
+    *("none", "torch", "gguf", "cpu", "auto"),
+}
 """Also the name of a type, a library, a file format or a device: allowed but where a plugin is compared."""
 
 WORDS_OF_CHECKPOINTS = {"gptq", "awq", "bitsandbytes", "compressed-tensors", "mixed", "smoothquant"}
