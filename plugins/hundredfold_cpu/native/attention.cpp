@@ -58,6 +58,9 @@ struct Call {
   int64_t first_key(int64_t position) const {  // that a query sees
     return position - layer.window + 1 > 0 ? position - layer.window + 1 : 0;
   }
+  int64_t key_bytes() const {  // of sixteen keys
+    return paged.key_units * UNIT / paged.PACKED * int64_t(sizeof(typename E::Code));
+  }
   const int32_t* table(const Tile& tile) const { return step.tables + tile.row * step.table_stride; }
   void write(int64_t token, int64_t head) const {
     const int64_t own = head * layer.head_dim;
@@ -89,24 +92,53 @@ static void take_queries(const Call<T, E>& call, const Tile& tile, int64_t head,
   }
 }
 
+// The keys that a thread needs next, asked for line by line while it weighs the values of those it has: memory is idle
+// then. Many lines at once would hold up the loads of the work that they hide behind.
+template <class T, class E>
+struct Ahead {
+  static constexpr int64_t MOST = 16;  // groups; a longer run asks for the others itself
+  int64_t groups = 0, next = 0, left = 0, lines = 0;
+  const char* at = nullptr;
+  const typename E::Code* keys[MOST];
+
+  void look(const Call<T, E>& call, const Tile& tile, int64_t head, int64_t only) {
+    const int64_t first = call.first_key(tile.position), run = only >= 0 ? only : first / RUN;
+    const int64_t begin = first > run * RUN ? first : run * RUN, end = tile.position + tile.count;
+    Run<E> run_ahead;
+    run_ahead.find(call.paged, call.table(tile), head, begin, end < begin + MOST * LANES ? end : begin + MOST * LANES);
+    groups = run_ahead.groups < MOST ? run_ahead.groups : MOST, lines = (call.key_bytes() + 63) / 64;
+    for (int64_t g = 0; g < groups; ++g) keys[g] = run_ahead.keys[g];
+  }
+  void operator()() {
+    if (left == 0) {
+      if (next == groups) return;
+      at = reinterpret_cast<const char*>(keys[next++]), left = lines;
+    }
+    __builtin_prefetch(at);
+    at += 64, --left;
+  }
+};
+
 // What the queries see of keys begin to end, which lie in one run: `most`, `total` and `part` of each row.
 template <class T, class E>
 static void compute_run(const Call<T, E>& call, const Tile& tile, int64_t head, int64_t begin, int64_t end,
-                        const Room<E>& room) {
-  const int64_t units = call.paged.key_units, group = call.group();
-  const int64_t key_bytes = units * UNIT / call.paged.PACKED * int64_t(sizeof(typename E::Code));
+                        const Room<E>& room, Ahead<T, E>& ahead) {
+  const int64_t units = call.paged.key_units, group = call.group(), key_bytes = call.key_bytes();
   const int64_t value_bytes = LANES * LANES / call.paged.PACKED * int64_t(sizeof(typename E::Code));
   Run<E> run;
   run.find(call.paged, call.table(tile), head, begin, end);
   for (int64_t g = 0; g < run.groups; ++g) {
     if (g + 2 < run.groups) fetch(run.keys[g + 2], key_bytes);
-    for (int64_t panel = 0; panel < call.paged.panels; ++panel) fetch(run.values[g] + panel * run.panel, value_bytes);
+    if constexpr (E::SCALED) __builtin_prefetch(run.key_scales[g]), __builtin_prefetch(run.value_scales[g]);
+    constexpr bool SPREAD = E::INTEGERS && !NIBBLES<E>;  // `score` asks for values between its products
+    if constexpr (!SPREAD)
+      for (int64_t panel = 0; panel < call.paged.panels; ++panel) fetch(run.values[g] + panel * run.panel, value_bytes);
     by_rows(room.rows, [&](auto taken, int64_t row) {
       float* scores = room.scores + row * RUN + g * LANES;
       if constexpr (NIBBLES<E>)
         score_bands<decltype(taken)::COUNT>(room, call.paged, row, run.keys[g], run.key_scales[g], scores);
       else
-        score<E, decltype(taken)::COUNT>(room.q + row * 2 * units, units, run.keys[g], scores, RUN);
+        score<E, decltype(taken)::COUNT>(room.q + row * 2 * units, units, run.keys[g], run.values[g], run.panel, scores, RUN);
     });
   }
   const auto seen = [&](int64_t query, int64_t& first, int64_t& last) {  // counted from the run's base
@@ -121,7 +153,7 @@ static void compute_run(const Call<T, E>& call, const Tile& tile, int64_t head, 
     else
       leave_out(run, room, row);
   }
-  sum_values(run, call.paged, room, tile.count, seen);
+  sum_values(run, call.paged, room, tile.count, seen, ahead);
 }
 
 template <class T, class E>
@@ -152,7 +184,8 @@ static float* part_of(const Call<T, E>& call, const Tile& tile, int64_t head, in
 
 // The queries of a tile with the heads that share one kv head: all runs, or one of them.
 template <class T, class E>
-static void attend(const Call<T, E>& call, const Tile& tile, int64_t head, int64_t only, float* scratch) {
+static void attend(const Call<T, E>& call, const Tile& tile, int64_t head, int64_t only, float* scratch,
+                   Ahead<T, E>& ahead) {
   const Room<E> room(scratch, tile.count * call.group(), call.paged.panels * LANES);
   if (tile.writes)
     for (int64_t i = 0; i < tile.count; ++i) call.write(tile.first + i, head);
@@ -160,7 +193,7 @@ static void attend(const Call<T, E>& call, const Tile& tile, int64_t head, int64
   const int64_t first = call.first_key(tile.position), end = tile.position + tile.count;
   const auto compute = [&](int64_t run) {
     const int64_t from = run * RUN, to = from + RUN;
-    compute_run(call, tile, head, first > from ? first : from, end < to ? end : to, room);
+    compute_run(call, tile, head, first > from ? first : from, end < to ? end : to, room, ahead);
   };
   if (only >= 0) {
     compute(only);
@@ -214,8 +247,15 @@ static void run(const Call<T, E>& call) {
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t i = 0; i < step.num_items; ++i) {
       const Item& item = step.items[i];
-      for (int64_t head = item.head; head < item.head + item.heads; ++head)
-        attend(call, step.tiles[item.tile], head, item.run, scratch);
+      const int64_t after = i + step.num_threads, end = item.head + item.heads;  // most likely this thread's next item
+      for (int64_t head = item.head; head < end; ++head) {
+        Ahead<T, E> ahead;
+        if (head + 1 < end)
+          ahead.look(call, step.tiles[item.tile], head + 1, item.run);
+        else if (after < step.num_items)
+          ahead.look(call, step.tiles[step.items[after].tile], step.items[after].head, step.items[after].run);
+        attend(call, step.tiles[item.tile], head, item.run, scratch, ahead);
+      }
     }
     if (step.num_joins) {
 #pragma omp barrier

@@ -11,7 +11,7 @@ namespace HF_ISA {
 constexpr int64_t USUAL = 32;
 // Groups of packed codes that are asked for ahead: of few rows memory is the limit, and without that a core waits for it
 // instead of multiplying meanwhile.
-constexpr int64_t AHEAD = 6;
+constexpr int64_t AHEAD = 8;
 // Rows of a tile for which it pays.
 constexpr int FEW = 4;
 static_assert(USUAL / STEP<4> <= RUN<4>);
@@ -28,10 +28,10 @@ struct PackedCodes {
     return load_quad(codes + step * BYTES);
   }
   PackedCodes after(int64_t quads) const { return {codes + quads * BYTES}; }
-  // A usual group, AHEAD further on.
-  void expect() const {
-    constexpr int64_t GROUP = USUAL / QUAD * BYTES;
-    for (int64_t line = 0; line < GROUP; line += 64) expect_read(codes + AHEAD * GROUP + line);
+  // What a step of a usual group reads, AHEAD groups further on.
+  void expect(int64_t step) const {
+    const int64_t at = step * STEP<BITS> * BYTES / QUAD;
+    if (at % 64 == 0) expect_read(codes + AHEAD * (USUAL / QUAD * BYTES) + at);
   }
 };
 
@@ -42,7 +42,7 @@ struct UnpackedCodes {
 
   Quad get(int64_t step) const { return load_quad(codes + step * QUAD_BYTES); }
   UnpackedCodes after(int64_t quads) const { return {codes + quads * BYTES}; }
-  void expect() const {}
+  void expect(int64_t) const {}
 };
 
 template <int BITS>
@@ -77,6 +77,7 @@ template <int BITS, int64_t COUNT, int R, class Codes>
 static inline void run_of_steps(const Codes& codes, int64_t count, const InputCode<BITS>* const (&x)[R], Ints (&sums)[R]) {
   decltype(products(Quad(), x[0])) partial[R];
   const auto add_step = [&](int64_t step) {
+    if constexpr (COUNT > 0 && R <= FEW) codes.expect(step);
     const Quad w = codes.get(step);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
@@ -144,7 +145,7 @@ __attribute__((noinline)) static void tile_of_groups(const GroupedWeight& w, con
     for (int r = 0; r < R; ++r) x[r] = in.next(first, r);
     Ints sums[R];
     if constexpr (EVEN) {
-      if constexpr (R <= FEW) codes.expect(), factors.template expect<OFFSETS>(g + 2 * AHEAD);
+      if constexpr (R <= FEW) factors.template expect<OFFSETS>(g + 2 * AHEAD);
       run_of_steps<BITS, USUAL / STEP<BITS>>(codes, 0, x, sums);
     } else {
       all_steps<BITS>(codes, quads * QUAD / STEP<BITS>, x, sums);

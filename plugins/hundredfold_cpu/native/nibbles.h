@@ -180,14 +180,15 @@ static inline void mix_band(const Run<Int4>& run, const Room<Int4>& room, const 
 }
 
 // The weighted values of a run, for every row; `seen(query, first, last)` tells what one sees of it.
-template <class F>
+template <class F, class A>
 static inline void sum_values(const Run<Int4>& run, const Paged<Int4>& paged, const Room<Int4>& room, int64_t queries,
-                              F seen) {
+                              F seen, A& ahead) {
   const int64_t group = room.rows / queries;
   float* shifts = Bands(room, paged).shifts();
   for (int64_t band = 0; band < paged.bands; ++band) {
     for (int64_t row = 0; row < room.rows; ++row) {
       int64_t first, last;
+      for (int64_t i = 0; i < ahead.lines; ++i) ahead();
       if (seen(row / group, first, last)) {
         weigh_band(run, room, row, band, first, last, shifts + row);
       } else {

@@ -59,9 +59,11 @@ static inline void by_rows(int64_t rows, F f) {
   }
 }
 
-// Scores of R queries with sixteen keys.
+// Scores of R queries with sixteen keys. Of integers the values are asked for meanwhile, `panel` from one sixteen columns
+// to the next.
 template <class E, int R>
-static inline void score(const float* q, int64_t units, const typename E::Code* keys, float* scores, int64_t stride) {
+static inline void score(const float* q, int64_t units, const typename E::Code* keys, const void*, int64_t, float* scores,
+                         int64_t stride) {
   Vec sums[R];
   for (int r = 0; r < R; ++r) sums[r] = zero();
   for (int64_t u = 0; u < units; ++u) {
@@ -74,11 +76,13 @@ static inline void score(const float* q, int64_t units, const typename E::Code* 
 }
 
 template <class E, int R>
-static inline void score(const int16_t* q, int64_t units, const int8_t* keys, float* scores, int64_t stride) {
+static inline void score(const int16_t* q, int64_t units, const int8_t* keys, const int8_t* values, int64_t panel,
+                         float* scores, int64_t stride) {
   Ints sums[R];
   for (int r = 0; r < R; ++r) sums[r] = all(0);
 #pragma GCC unroll 2
   for (int64_t u = 0; u < units; ++u) {
+    if (u % 2 == 0) __builtin_prefetch(values + u / 8 * panel + u % 8 * 32);
     const Pairs pairs = load_pairs(keys + u * UNIT);
     for (int r = 0; r < R; ++r) sums[r] = dot(sums[r], pairs, broadcast_pair(q + (r * units + u) * 2));
   }
@@ -118,9 +122,10 @@ static inline void mix(const float* weights, const Run<E>& run, int64_t begin, i
 }
 
 // One panel of R rows: the products of all the run's codes with `weights`, which are 0 for keys that are not seen.
-template <int R>
+// `ahead()` asks for a line of what is needed next.
+template <int R, class A>
 static inline void mix(const int16_t* weights, const float* factors, const Run<Int8>& run, int64_t panel, float* sums,
-                       int64_t width) {
+                       int64_t width, A& ahead) {
   Ints sum[R];
   for (int r = 0; r < R; ++r) sum[r] = all(0);
   for (int64_t g = 0; g < run.groups; ++g) {
@@ -128,6 +133,7 @@ static inline void mix(const int16_t* weights, const float* factors, const Run<I
     const int16_t* weight = weights + g * LANES;
 #pragma GCC unroll 1  // more, and the sums no longer stay in registers
     for (int u = 0; u < LANES / 2; ++u) {
+      if (u % 2) ahead();
       const Pairs pairs = load_pairs(values + u * UNIT);
       for (int r = 0; r < R; ++r) sum[r] = dot(sum[r], pairs, broadcast_pair(weight + r * RUN + 2 * u));
     }

@@ -120,16 +120,19 @@ static inline void add_values(const Run<E>& run, const Paged<E>& paged, const Ro
 }
 
 // The weighted values of a run, for every row; `seen(query, first, last)` tells what one sees of it.
-template <class E, class F>
-static inline void sum_values(const Run<E>& run, const Paged<E>& paged, const Room<E>& room, int64_t queries, F seen) {
+// `ahead()` is called now and then between products.
+template <class E, class F, class A>
+static inline void sum_values(const Run<E>& run, const Paged<E>& paged, const Room<E>& room, int64_t queries, F seen,
+                              A& ahead) {
   if constexpr (E::INTEGERS) {
     (void)queries, (void)seen;
     by_rows(room.rows, [&](auto taken, int64_t row) {
       for (int64_t panel = 0; panel < paged.panels; ++panel)
         mix<decltype(taken)::COUNT>(room.weights + row * RUN, room.weight_factors + row, run, panel,
-                                    room.part + row * room.width + panel * LANES, room.width);
+                                    room.part + row * room.width + panel * LANES, room.width, ahead);
     });
   } else {
+    for (int64_t i = 0; i < ahead.groups * ahead.lines; ++i) ahead();
     for (int64_t i = 0; i < room.rows * room.width; i += LANES) store(room.part + i, zero());
     // keys that all queries see, and before and after them each query's own
     const int64_t group = room.rows / queries;
