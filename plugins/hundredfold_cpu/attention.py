@@ -19,6 +19,7 @@ from hundredfold.plugin import (
     Reasons,
     own_cache,
 )
+from hundredfold_cpu.choice import Choice
 from hundredfold_cpu.elementwise import SUFFIXES
 from hundredfold_cpu.library import INT, POINTER, Variant, best
 from hundredfold_cpu.paged_cache import LANES, STORED, CpuLayerCache, bytes_per_block
@@ -48,6 +49,7 @@ class _Layer(ctypes.Structure):
         ("window", INT),
         ("scale", ctypes.c_double),
         ("softcap", ctypes.c_double),
+        ("bounds", POINTER),
     )
 
 
@@ -61,6 +63,7 @@ class CpuAttention:
     def __init__(self, variant: Variant | None = None) -> None:
         self._variant = variant or best()
         self._scratch = Scratch()
+        self._choice: Choice | None = None
         self._kernels: dict[tuple[torch.dtype, Encoding, bool], Callable[..., None]] = {}
 
     def refuses(self, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding) -> Reasons:
@@ -92,12 +95,13 @@ class CpuAttention:
     def plan(self, batch: AttentionBatch, cache: KVCacheSpec, encoding: Encoding) -> CpuPlannedAttention:
         """Keeps the batch; what depends on a layer's heads is prepared when the first such layer comes."""
         pairs = sum(q * k for q, k in zip(batch.query_lens, batch.seq_lens, strict=True))
-        return CpuPlannedAttention(batch, cache, self._scratch, self._kernel(cache, encoding, pairs))
+        kernel = self._kernel(cache, encoding, pairs)
+        return CpuPlannedAttention(batch, cache, self._scratch, kernel, self._choice)
 
     def capturing(self, cache: KVCacheSpec, encoding: Encoding) -> CpuCapturedAttention:
         """See ``hundredfold.plugin.CapturingAttention``."""
         name = f"attention_{SUFFIXES[cache.dtype]}_{encoding.value}"
-        return CpuCapturedAttention(self._variant, name, cache, self._scratch)
+        return CpuCapturedAttention(self._variant, name, cache, self._scratch, self._choice)
 
     def _kernel(self, cache: KVCacheSpec, encoding: Encoding, pairs: int) -> Callable[..., None]:
         release = pairs * cache.num_kv_heads * cache.head_dim > LONG
@@ -115,12 +119,18 @@ class CpuPlannedAttention:
     """A step, prepared."""
 
     def __init__(
-        self, batch: AttentionBatch, cache: KVCacheSpec, scratch: Scratch, kernel: Callable[..., None]
+        self,
+        batch: AttentionBatch,
+        cache: KVCacheSpec,
+        scratch: Scratch,
+        kernel: Callable[..., None],
+        choice: Choice | None,
     ) -> None:
         self._batch = batch
         self._cache = cache
         self._scratch = scratch
         self._kernel = kernel
+        self._choice = choice
         self._steps: dict[tuple[int, int | None], Step] = {}
 
     def __call__(self, layer: AttentionSpec, cache: LayerCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -129,7 +139,9 @@ class CpuPlannedAttention:
         key = (layer.num_heads, layer.sliding_window)
         step = self._steps.get(key)
         if step is None:
-            step = self._steps[key] = prepare_step(self._batch, self._cache, layer, self._scratch)
+            step = self._steps[key] = prepare_step(
+                self._batch, self._cache, layer, self._scratch, self._choice
+            )
         q, k, v = _dense(q), _dense(k), _dense(v)
         out = torch.empty((len(q), layer.num_heads * layer.head_dim), dtype=q.dtype)
         self._kernel(
@@ -149,8 +161,11 @@ class CpuPlannedAttention:
 class CpuCapturedAttention:
     """Attention of a program: layers of a kind share a record, into which each step is written anew."""
 
-    def __init__(self, variant: Variant, kernel: str, cache: KVCacheSpec, scratch: Scratch) -> None:
+    def __init__(
+        self, variant: Variant, kernel: str, cache: KVCacheSpec, scratch: Scratch, choice: Choice | None
+    ) -> None:
         self._variant = variant
+        self._choice = choice
         self._kernel = kernel
         self._cache = cache
         self._scratch = scratch
@@ -172,7 +187,7 @@ class CpuCapturedAttention:
         """Once for every kind of layer."""
         self._steps.clear()
         for layer, record in self._kinds.values():
-            step = prepare_step(batch, self._cache, layer, self._scratch)
+            step = prepare_step(batch, self._cache, layer, self._scratch, self._choice)
             ctypes.memmove(ctypes.addressof(record), step.address, ctypes.sizeof(record))
             self._steps.append(step)
 
@@ -189,6 +204,7 @@ def _layer(layer: AttentionSpec, cache: CpuLayerCache, spec: KVCacheSpec) -> _La
         UNLIMITED if layer.sliding_window is None else layer.sliding_window,
         layer.scale,
         layer.softcap or 0.0,
+        None if cache.bounds is None else cache.bounds.data_ptr(),
     )
 
 

@@ -47,20 +47,30 @@ class CpuLayerCache:
 
     blocks: Tensor
     """uint8[blocks, bytes of a block]."""
+    bounds: Tensor | None = None
+    """uint8[blocks, bytes of a block's bounds]: float32[kv heads, least and largest, columns], true of blocks
+    whose last token is written, see native/choice.h; ``None`` where none are kept."""
 
     @classmethod
-    def allocate(cls, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> CpuLayerCache:
+    def allocate(
+        cls, cache: KVCacheSpec, encoding: Encoding, num_blocks: int, *, bounds: bool = False
+    ) -> CpuLayerCache:
         """Zeros, so that the pages exist from the start and a later step cannot run out of them."""
-        return cls(_zeros(num_blocks, bytes_per_block(cache, encoding)))
+        beside = _zeros(num_blocks, bounds_bytes(cache)) if bounds else None
+        return cls(_zeros(num_blocks, bytes_per_block(cache, encoding)), beside)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole layer."""
-        return self.blocks.nbytes
+        return sum(part.nbytes for part in self._parts())
 
     def copy_blocks(self, source: Tensor, destination: Tensor) -> None:
         """Copy whole blocks; every source is read before a destination is written."""
-        self.blocks.index_copy_(0, destination, self.blocks.index_select(0, source))
+        for part in self._parts():
+            part.index_copy_(0, destination, part.index_select(0, source))
+
+    def _parts(self) -> list[Tensor]:
+        return [self.blocks] if self.bounds is None else [self.blocks, self.bounds]
 
 
 def _zeros(rows: int, columns: int) -> Tensor:
@@ -80,6 +90,11 @@ def _zeros(rows: int, columns: int) -> Tensor:
 def padded(head_dim: int) -> int:
     """Columns of a value as it lies in the cache."""
     return -(-head_dim // LANES) * LANES
+
+
+def bounds_bytes(cache: KVCacheSpec) -> int:
+    """Bytes of a block's bounds: of each kv head the least and the largest number of every column."""
+    return cache.num_kv_heads * 2 * padded(cache.head_dim) * torch.float32.itemsize
 
 
 def bytes_per_block(cache: KVCacheSpec, encoding: Encoding) -> int:

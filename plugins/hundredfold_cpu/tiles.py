@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hundredfold.plugin import AttentionBatch, AttentionSpec, KVCacheSpec
+from hundredfold_cpu.choice import Choice
 from hundredfold_cpu.library import INT, POINTER
-from hundredfold_cpu.paged_cache import padded
+from hundredfold_cpu.paged_cache import LANES, padded
 
 TILE_ROWS = 24
 """Queries times heads of a group that are computed together: keys and values are read once for all."""
@@ -25,6 +26,9 @@ SHARES = 4
 ALL_RUNS = -1
 
 Ints = NDArray[np.int64]
+
+_NO_CHOICE = (0, 0, 0)
+"""Blocks at the start and before a query's own, and floats to choose in, of a step that attends to all."""
 
 _NOTHING: Ints = np.empty((0, 4), dtype=np.int64)
 
@@ -47,6 +51,9 @@ class StepRecord(ctypes.Structure):
         ("scratch_stride", INT),
         ("parts", POINTER),
         ("num_threads", INT),
+        ("first_blocks", INT),
+        ("last_blocks", INT),
+        ("choice_room", INT),
     )
 
 
@@ -72,30 +79,50 @@ class Step:
     held: tuple[object, ...]
 
 
-def prepare_step(batch: AttentionBatch, cache: KVCacheSpec, layer: AttentionSpec, scratch: Scratch) -> Step:
-    """For every layer with as many heads and such a window."""
+def prepare_step(
+    batch: AttentionBatch,
+    cache: KVCacheSpec,
+    layer: AttentionSpec,
+    scratch: Scratch,
+    choice: Choice | None = None,
+) -> Step:
+    """For every layer with as many heads and such a window.
+
+    With a ``choice`` the cache has bounds; queries that do not attend to all blocks are tiles of their own.
+    """
     threads = torch.get_num_threads()
     group, heads, width = layer.num_heads // layer.num_kv_heads, layer.num_kv_heads, padded(layer.head_dim)
     lengths = np.array(batch.seq_lens, dtype=np.int64)
     # of each query and head: itself, two sums, six numbers, scores, and weights in half as much
     head_room = group * (3 * width + 6 + RUN + RUN // 2)
-    if set(batch.query_lens) == {1} and max(batch.seq_lens) <= RUN:
+    if choice is None and set(batch.query_lens) == {1} and max(batch.seq_lens) <= RUN:
         tiles, items = _decode(lengths, layer.sliding_window, heads, threads)
         return _step(batch, tiles, items, _NOTHING, _NOTHING, scratch, head_room, 0)
     queries = np.array(batch.query_lens, dtype=np.int64)
     starts = np.cumsum(queries) - queries
-    rows, firsts, counts = _cut(queries, max(1, TILE_ROWS // group))
-    positions = (lengths - queries)[rows] + firsts
+    computed, size = lengths - queries, cache.block_size
+    chooses = choice is not None and layer.sliding_window is None
+    exact = _exact(choice, batch, size) if choice is not None and chooses else queries
+    rows, firsts, counts = _cut(exact, max(1, TILE_ROWS // group))
+    blocks = np.zeros_like(rows)
+    if choice is not None and bool((exact < queries).any()):
+        single, which, ones = _cut(queries - exact, 1)
+        which = which + exact[single]
+        blocks = np.concatenate((blocks, choice.blocks(computed[single] + which, size)))
+        rows, firsts = np.concatenate((rows, single)), np.concatenate((firsts, which))
+        counts = np.concatenate((counts, ones))
+    positions = computed[rows] + firsts
     seen_from = np.zeros_like(positions)
     if layer.sliding_window is not None:
         seen_from = np.maximum(positions + 1 - layer.sliding_window, 0)
-    ends = positions + counts
+    ends = np.where(blocks > 0, blocks * size, positions + counts)
     runs = -(-ends // RUN) - seen_from // RUN
     # the longest first, so that no thread is left with one at the end
     work = counts * (ends - seen_from)
     order = np.argsort(-work, kind="stable")
     share = int(work.sum()) * heads // (SHARES * threads)
-    alone = (work > share) & (runs > 1) & (threads > 1)  # whose runs are items of their own
+    # whose runs are items of their own
+    alone = (work > share) & (runs > 1) & (threads > 1) & (blocks == 0)
     items = _items(order, heads, np.where(work * heads > share, 1, heads), np.where(alone, runs, 1))
     items[:, 3] = np.where(alone[items[:, 0]], items[:, 3] + seen_from[items[:, 0]] // RUN, ALL_RUNS)
     split = np.flatnonzero(alone)
@@ -105,12 +132,16 @@ def prepare_step(batch: AttentionBatch, cache: KVCacheSpec, layer: AttentionSpec
     parts[split] = np.cumsum(sizes) - sizes
     before = np.zeros(len(queries), dtype=bool)  # rows that are written before anything is read
     before[rows[alone | (firsts > 0)]] = True
-    tiles = np.stack((rows, starts[rows] + firsts, counts, positions, ~before[rows], parts), axis=1)
+    tiles = np.stack((rows, starts[rows] + firsts, counts, positions, ~before[rows], parts, blocks), axis=1)
     long = np.flatnonzero(before)
-    owners, piece_firsts, piece_counts = _cut(queries[long], PIECE)
-    pieces = np.stack((starts[long][owners] + piece_firsts, piece_counts), axis=1)
+    pieces = _pieces(starts[long], queries[long], computed[long], None if choice is None else size)
     stride = int(counts.max(initial=1)) * head_room
-    return _step(batch, tiles, items, joins, pieces, scratch, stride, int(sizes.sum()))
+    chosen = _NO_CHOICE
+    if choice is not None and blocks.any():  # room for queries, what native/choice.h says, and a table
+        each = -(-(int(positions.max()) // size + 1) // LANES) * LANES
+        room = group * 3 * width + (group + 3) * each
+        chosen, stride = (choice.first_blocks(size), choice.last_blocks(size), room), stride + room
+    return _step(batch, tiles, items, joins, pieces, scratch, stride, int(sizes.sum()), chosen)
 
 
 def _decode(lengths: Ints, window: int | None, heads: int, threads: int) -> tuple[Ints, Ints]:
@@ -118,11 +149,11 @@ def _decode(lengths: Ints, window: int | None, heads: int, threads: int) -> tupl
     so often, and are so short, that a dozen array operations less are felt.
     """
     num = len(lengths)
-    tiles = np.empty((num, 6), dtype=np.int64)
+    tiles = np.empty((num, 7), dtype=np.int64)
     tiles[:, 0] = tiles[:, 1] = np.arange(num)
     tiles[:, 2] = tiles[:, 4] = 1
     np.subtract(lengths, 1, out=tiles[:, 3])
-    tiles[:, 5] = -1
+    tiles[:, 5], tiles[:, 6] = -1, 0
     work = lengths if window is None else np.minimum(lengths, window)
     order = np.argsort(-work, kind="stable")
     share = int(work.sum()) * heads // (SHARES * threads)
@@ -147,6 +178,7 @@ def _step(
     scratch: Scratch,
     stride: int,
     part_floats: int,
+    chosen: tuple[int, int, int] = _NO_CHOICE,
 ) -> Step:
     threads = torch.get_num_threads()
     room = scratch.take(stride * threads + part_floats)
@@ -165,8 +197,33 @@ def _step(
         stride,
         room.data_ptr() + stride * threads * room.itemsize,
         threads,
+        *chosen,
     )
     return Step(ctypes.byref(step), (step, tiles, items, joins, pieces, batch, room))
+
+
+def _exact(choice: Choice, batch: AttentionBatch, size: int) -> Ints:
+    """Of each row, how many leading queries attend to all: those of its prompt, and at short lengths."""
+    queries = np.array(batch.query_lens, dtype=np.int64)
+    lengths = np.array(batch.seq_lens, dtype=np.int64)
+    given = np.where(queries > 1, lengths, 0)
+    if batch.prompt_lens is not None:
+        given = np.array(batch.prompt_lens, dtype=np.int64)
+    until = np.maximum(given, choice.exact_until(size, int(lengths.max(initial=0))))
+    exact: Ints = np.clip(until - (lengths - queries), 0, queries)
+    return exact
+
+
+def _pieces(starts: Ints, queries: Ints, computed: Ints, block_size: int | None) -> Ints:
+    """[first token, number of tokens] of what is written before anything is read.
+
+    A block is bounded by who writes its last token, so no two may write in one: pieces lie in a block each.
+    """
+    skipped = np.zeros_like(computed) if block_size is None else computed % block_size
+    owners, firsts, counts = _cut(queries + skipped, PIECE if block_size is None else block_size)
+    begins = np.maximum(firsts - skipped[owners], 0)
+    ends = firsts + counts - skipped[owners]
+    return np.stack((starts[owners] + begins, ends - begins), axis=1)
 
 
 def _items(tiles: Ints, heads: int, at_once: Ints, runs: Ints) -> Ints:

@@ -45,7 +45,10 @@ class WorkerSettings(ServiceSettings):
     """Kernel plugins in order of preference; all that are installed, by their priority, when empty."""
 
     attention: str = "auto"
-    """Attention plugin; auto takes the first that can."""
+    """Attention plugin; auto takes the first that can and leaves nothing out."""
+
+    attention_options: tuple[str, ...] = ()
+    """What the attention plugin is told, as NAME=VALUE, such as keep=0.5 for sparse."""
 
     kv_cache_dtype: str = "auto"
     """KV cache plugin; auto keeps keys and values as the model computes them."""

@@ -34,6 +34,7 @@ from hundredfold_worker.model import (
     Selection,
     load_model,
 )
+from hundredfold_worker.named_values import named_values
 from hundredfold_worker.settings import WorkerSettings
 from hundredfold_worker.strategy import Strategy, bind_strategy
 from hundredfold_worker.trial import Trial
@@ -201,6 +202,7 @@ def _load_options(settings: WorkerSettings) -> LoadOptions:
         device=settings.device,
         kv_cache_dtype=settings.kv_cache_dtype,
         attention=settings.attention,
+        attention_options=named_values("attention_options", settings.attention_options),
         kernels=settings.kernels,
         activations=settings.activations,
         quantization=settings.quantization,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hundredfold.errors import StartError
 from hundredfold.plugin import Drafter, Reasons, SpeculationSpec, SpeculativePlugin
 from hundredfold.plugin.registry import Registry
 from hundredfold_worker.model import LoadedModel, ModelLoadError, Selection
 from hundredfold_worker.model.guards import Guard
+from hundredfold_worker.named_values import named_values
 from hundredfold_worker.settings import NO_SPECULATION, WorkerSettings
 
 _GROUP = "hundredfold.speculative"
@@ -43,7 +43,7 @@ def bind_strategy(
         max_model_len=model.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         num_speculative_tokens=settings.num_speculative_tokens,
-        options=_options(settings.speculative_options),
+        options=named_values("speculative_options", settings.speculative_options),
     )
     registry = registries[_GROUP]
     plugin: SpeculativePlugin = registry.get(name)
@@ -54,13 +54,3 @@ def bind_strategy(
     drafter = guard.call(plugin, "bind()", lambda: plugin.bind(spec))
     selection = Selection("speculative", name, f"asked for, {settings.num_speculative_tokens} tokens")
     return Strategy(drafter, settings.num_speculative_tokens, selection)
-
-
-def _options(texts: tuple[str, ...]) -> dict[str, str]:
-    options: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise StartError(f"speculative_options has {text!r}, wanted is NAME=VALUE")
-        options[name] = value
-    return options

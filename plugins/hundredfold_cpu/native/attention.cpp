@@ -4,6 +4,7 @@
 // sum of weights e^(score - largest) and the weighted sum of values; runs are joined in their order. Sums over keys of a
 // run add those that are equal modulo 16, then the sixteen lanes. So a query's bits depend on its own sequence alone:
 // not on what is computed beside it, by which thread, nor on whether one thread takes all runs of a long sequence.
+#include "choice.h"
 #include "nibbles.h"
 #include "words.h"
 
@@ -15,6 +16,7 @@
 struct Tile {
   int64_t row, first, count, position, writes;  // queries: flat index, how many, position in the sequence
   int64_t parts;                                // where the results of single runs go, in floats; -1 when one item does all
+  int64_t blocks;                               // of a single query: how many it attends to; 0 for all
 };
 
 struct Item {
@@ -40,6 +42,8 @@ struct Step {
   int64_t scratch_stride;
   float* parts;
   int64_t num_threads;
+  int64_t first_blocks, last_blocks;  // see Choice
+  int64_t choice_room;                // floats at the end of a thread's scratch
 };
 
 namespace HF_ISA {
@@ -65,6 +69,9 @@ struct Call {
   void write(int64_t token, int64_t head) const {
     const int64_t own = head * layer.head_dim;
     write_token(paged, step.slots[token], head, k + token * k_stride + own, v + token * v_stride + own);
+    if constexpr (Bounded<E>::VALUE)
+      if (layer.bounds && step.slots[token] % paged.size == paged.size - 1)
+        bound_block(paged, step.slots[token] / paged.size, head, layer.bounds);
   }
 };
 
@@ -121,12 +128,12 @@ struct Ahead {
 
 // What the queries see of keys begin to end, which lie in one run: `most`, `total` and `part` of each row.
 template <class T, class E>
-static void compute_run(const Call<T, E>& call, const Tile& tile, int64_t head, int64_t begin, int64_t end,
-                        const Room<E>& room, Ahead<T, E>& ahead) {
+static void compute_run(const Call<T, E>& call, const Tile& tile, const int32_t* table, int64_t head, int64_t begin,
+                        int64_t end, const Room<E>& room, Ahead<T, E>& ahead) {
   const int64_t units = call.paged.key_units, group = call.group(), key_bytes = call.key_bytes();
   const int64_t value_bytes = LANES * LANES / call.paged.PACKED * int64_t(sizeof(typename E::Code));
   Run<E> run;
-  run.find(call.paged, call.table(tile), head, begin, end);
+  run.find(call.paged, table, head, begin, end);
   for (int64_t g = 0; g < run.groups; ++g) {
     if (g + 2 < run.groups) fetch(run.keys[g + 2], key_bytes);
     if constexpr (E::SCALED) __builtin_prefetch(run.key_scales[g]), __builtin_prefetch(run.value_scales[g]);
@@ -182,18 +189,40 @@ static float* part_of(const Call<T, E>& call, const Tile& tile, int64_t head, in
   return call.step.parts + tile.parts + index * (room.width + 2);
 }
 
+// The blocks that a tile of one query attends to, in a table of their own, and the tile as if there were no others.
+template <class T, class E>
+static const int32_t* choose(const Call<T, E>& call, Tile& tile, int64_t head, float* scratch) {
+  const Step& step = call.step;
+  const int64_t dim = call.layer.head_dim, width = call.paged.panels * LANES, rows = call.group();
+  const int64_t own = tile.position / call.paged.size;
+  float* queries = scratch + step.scratch_stride - step.choice_room;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t d = 0; d < dim; d += LANES)
+      store(queries + row * width + d, mul(get_part(call.q + tile.first * call.q_stride + (head * rows + row) * dim + d, dim - d),
+                                           broadcast(float(call.layer.scale))));
+  float* memory = queries + rows * width;
+  int32_t* chosen = reinterpret_cast<int32_t*>(memory + Choice::room(own + 1, rows, width));
+  const Choice choice{tile.blocks, step.first_blocks, step.last_blocks};
+  const int64_t blocks = choose_blocks(choice, queries, rows, width, call.layer.bounds, call.table(tile), own, head,
+                                       call.layer.num_kv_heads, memory, chosen);
+  tile.position -= (own + 1 - blocks) * call.paged.size;
+  return chosen;
+}
+
 // The queries of a tile with the heads that share one kv head: all runs, or one of them.
 template <class T, class E>
-static void attend(const Call<T, E>& call, const Tile& tile, int64_t head, int64_t only, float* scratch,
+static void attend(const Call<T, E>& call, const Tile& whole, int64_t head, int64_t only, float* scratch,
                    Ahead<T, E>& ahead) {
+  Tile tile = whole;
   const Room<E> room(scratch, tile.count * call.group(), call.paged.panels * LANES);
   if (tile.writes)
     for (int64_t i = 0; i < tile.count; ++i) call.write(tile.first + i, head);
   take_queries(call, tile, head, room);
+  const int32_t* table = tile.blocks ? choose(call, tile, head, scratch) : call.table(tile);
   const int64_t first = call.first_key(tile.position), end = tile.position + tile.count;
   const auto compute = [&](int64_t run) {
     const int64_t from = run * RUN, to = from + RUN;
-    compute_run(call, tile, head, first > from ? first : from, end < to ? end : to, room, ahead);
+    compute_run(call, tile, table, head, first > from ? first : from, end < to ? end : to, room, ahead);
   };
   if (only >= 0) {
     compute(only);

@@ -117,6 +117,7 @@ struct Layer {
   int64_t num_heads, num_kv_heads, head_dim, block_size;
   int64_t window;         // tokens that a query sees, its own included
   double scale, softcap;  // softcap 0 for none
+  float* bounds;          // of every block's keys, see choice.h; null where none are kept
 };
 
 // One layer's cache in the encoding E.

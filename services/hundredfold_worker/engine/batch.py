@@ -47,6 +47,7 @@ def build_batch(table: SlotTable, slots: Ints, takes: Ints, device: torch.device
             block_tables=send(_tables(table, slots, first, width), device),
             slot_mapping=send(places, device),
             positions=send(positions, device),
+            prompt_lens=table.prompt_len[slots].tolist(),
         ),
         starts=starts,
     )

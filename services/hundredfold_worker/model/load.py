@@ -125,7 +125,9 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
     spec = KVCacheSpec(description.num_layers, kv_heads, head_dim, options.block_size, device, dtype)
     encoding, kv_selection = choose_kv_cache(registries, spec, options.kv_cache_dtype)
     layers = [attention_spec(a) for a in dict.fromkeys(layer.attention for layer in description.layers)]
-    attention, attention_selection = choose_attention(registries, layers, spec, encoding, options.attention)
+    attention, attention_selection = choose_attention(
+        registries, layers, spec, encoding, options.attention, options.attention_options
+    )
     activations = frozenset(layer.mlp.activation for layer in description.layers)
     operations, elementwise_selection = choose_elementwise(
         registries, ElementwiseSpec(device, dtype, activations)

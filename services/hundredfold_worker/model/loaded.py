@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -28,6 +29,8 @@ class LoadOptions:
     """``auto`` or the name of a kv cache plugin."""
     attention: str = "auto"
     """``auto`` or the name of an attention plugin."""
+    attention_options: Mapping[str, str] = field(default_factory=dict)
+    """What the attention plugin is told."""
     kernels: tuple[str, ...] = ()
     """Kernel plugins in order of preference; empty for every one installed, highest priority first."""
     activations: str = "auto"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hundredfold.plugin import (
     Activations,
+    ApproximateAttention,
     AttentionPlugin,
     AttentionSpec,
     CanonicalWeight,
@@ -106,14 +107,36 @@ def choose_attention(
     spec: KVCacheSpec,
     encoding: Encoding,
     asked: str,
+    options: Mapping[str, str] | None = None,
 ) -> tuple[AttentionPlugin, Selection]:
-    """One backend for all layers. Raises ``ModelLoadError``."""
+    """One backend for all layers, told ``options``. Raises ``ModelLoadError``."""
+
+    def exact(plugin: AttentionPlugin) -> Reasons:
+        approximate = asked == AUTO and isinstance(plugin, ApproximateAttention)
+        return ["leaves keys out: only when it is asked for"] if approximate else []
 
     asks = [lambda plugin, layer=layer: plugin.refuses(layer, spec, encoding) for layer in layers]
     registry = registries["hundredfold.attention"]
-    choice: Choice[AttentionPlugin] = _choose("attention", registry, asked, *asks)
-    Guard(registry).try_attention(choice.value, layers, spec, encoding)
-    return choice.value, _selection("attention", choice)
+    choice: Choice[AttentionPlugin] = _choose("attention", registry, asked, exact, *asks)
+    backend, selection = choice.value, _selection("attention", choice)
+    if options:
+        backend = _told(Guard(registry), choice, options)
+    if isinstance(backend, ApproximateAttention):
+        selection = replace(selection, reason=f"{selection.reason}; {backend.approximation}")
+    Guard(registry).try_attention(backend, layers, spec, encoding)
+    return backend, selection
+
+
+def _told(guard: Guard, choice: Choice[AttentionPlugin], options: Mapping[str, str]) -> AttentionPlugin:
+    plugin = choice.value
+    if not isinstance(plugin, ApproximateAttention):
+        raise ModelLoadError(
+            f"attention_options names {', '.join(options)}, and attention '{choice.name}' takes no options"
+        )
+    try:
+        return guard.call(plugin, "told()", lambda: plugin.told(options), expected=(ValueError,))
+    except ValueError as error:
+        raise ModelLoadError(f"attention '{choice.name}': attention_options: {error}") from error
 
 
 def choose_elementwise(

@@ -32,6 +32,13 @@ what a cache encoding loses counts. Without --text the text is eight pages of Py
 `naming`, `exceptions`, `import`, `function`, `with`, `attribute-access` and `customization` of
 `pydoc_data.topics`, in this order, up to --tokens. Both models are in memory at once.
 
+With --decode the windows' first tokens are prompts and their last ones are drawn, --batch windows side by
+side, as a server does: that is what attention=sparse is measured by. The text is then every page, over which
+the windows are spread, and --tokens is not looked at; one side after the other is in memory.
+
+\b
+    hundredfold quality smollm2-135m :attention=sparse --window 8192 --chunk 512 --decode 64 --batch 16
+
 Exit code 0; 1 when the perplexity rises by more than --fail-above, or a side cannot run.
 """
 
@@ -64,6 +71,9 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # generic in new versio
     "--window", type=click.IntRange(2), default=1024, help="Tokens of a sequence; the next begins anew."
 )
 @click.option("--chunk", type=click.IntRange(1), default=128, help="Tokens computed at a time.")
+@click.option("--decode", type=click.IntRange(0, 1024), default=0,
+              help="Compute a window's last N tokens one at a time; score and time these.")  # fmt: skip
+@click.option("--batch", type=click.IntRange(1, 256), default=16, help="With --decode: windows side by side.")
 @click.option("--layers", is_flag=True, help="Also each layer by itself: the worst, and which to keep wider.")
 @click.option("--chart", type=click.Path(dir_okay=False, writable=True, path_type=Path),
               help="Draw each layer's loss as a heat map, PNG or SVG; needs hundredfold[bench].")  # fmt: skip
@@ -77,6 +87,8 @@ def command(
     tokens: int,
     window: int,
     chunk: int,
+    decode: int,
+    batch: int,
     layers: bool,
     chart: Path | None,
     limit: float | None,
@@ -87,11 +99,17 @@ def command(
         sides = read_sides(a, b)
     except (SideError, ConfigError) as error:
         raise click.UsageError(str(error)) from error
+    if decode and (layers or chart is not None):
+        raise click.UsageError(
+            "--decode scores tokens one at a time; --layers and --chart take whole windows"
+        )
     calm_openmp()
     from hundredfold_worker.quality.compare import Plan  # torch: not for --help
     from hundredfold_worker.quality.report import passes, render, to_json
 
-    comparison = _compare(Plan(sides, text, tokens, window, chunk, layers or chart is not None))
+    comparison = _compare(
+        Plan(sides, text, tokens, window, chunk, layers or chart is not None, decode, batch)
+    )
     if chart is not None:
         _draw(comparison, chart)
     if as_json:

@@ -10,11 +10,12 @@ import torch
 
 from hundredfold.errors import StartError
 from hundredfold_worker.model import LoadedModel, Selection
+from hundredfold_worker.quality.decode import DecodeSpeed, DecodingRows, tokens_per_second
 from hundredfold_worker.quality.layers import LayerLoss, LayerLosses
 from hundredfold_worker.quality.measures import Figures, Measures
 from hundredfold_worker.quality.scored import Scored
 from hundredfold_worker.quality.sides import Side
-from hundredfold_worker.quality.text import HeldOut, cut
+from hundredfold_worker.quality.text import HeldOut, cut, spread
 from hundredfold_worker.startup import open_registries, start_model
 
 Progress = Callable[[str, int, int], None]
@@ -31,6 +32,10 @@ class Plan:
     window: int
     chunk: int
     layers: bool
+    decode: int = 0
+    """Tokens at the end of each window that are computed one at a time and scored; 0: all, in chunks."""
+    batch: int = 16
+    """Windows side by side then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +58,14 @@ class Comparison:
     figures: Figures
     layers: tuple[LayerLoss, ...] | None
     """Worst first; ``None`` when nobody asked."""
+    speed: DecodeSpeed | None = None
+    """Where tokens were computed one at a time."""
 
 
 def compare(plan: Plan, progress: Progress) -> Comparison:
     """Load both sides and run them. Raises ``StartError`` when one cannot, or they do not fit together."""
+    if plan.decode:
+        return _compare_decoding(plan, progress)
     models = []
     for number, side in enumerate(plan.sides):
         progress(f"load {side.text}", number, len(plan.sides))
@@ -78,9 +87,44 @@ def compare(plan: Plan, progress: Progress) -> Comparison:
             if losses is not None:
                 progress("layers", done, text.num_scored)
                 losses.add(torch.tensor(ids[: plan.chunk]))
-    facts = [_facts(side, scored) for side, scored in zip(plan.sides, sides, strict=True)]
+    facts = [_facts(side, scored.model) for side, scored in zip(plan.sides, sides, strict=True)]
     found = None if losses is None else losses.worst_first()
     return Comparison((facts[0], facts[1]), text, measures.figures(), found)
+
+
+def _compare_decoding(plan: Plan, progress: Progress) -> Comparison:
+    """One side after the other, so that one cache is in memory at a time; the first's logits are kept."""
+    measures, first_logits = Measures(), []
+    texts: list[HeldOut] = []
+    facts: list[SideFacts] = []
+    speeds: list[float] = []
+    for number, side in enumerate(plan.sides):
+        progress(f"load {side.text}", number, len(plan.sides))
+        model = start_model(side.settings, open_registries(side.settings)).model
+        if model.max_model_len < plan.window:
+            raise StartError(f"window is {plan.window}, {side.text} takes {model.max_model_len} tokens")
+        texts.append(spread(side.settings.model, plan.text, plan.batch, plan.window, plan.decode))
+        others = number > 0 and model.vocab_size != first_logits[0].shape[1]
+        if others or texts[0].windows != texts[-1].windows:
+            raise StartError("the two models read the text as different tokens; they cannot be compared")
+        facts.append(_facts(side, model))
+        rows = DecodingRows(model, side.settings.block_size, texts[0].windows)
+        prompt, seconds = plan.window - 1 - plan.decode, []
+        with torch.inference_mode():
+            for done in rows.read_prompts(prompt, plan.chunk):
+                progress(f"prompts of {side.text}", done, plan.batch * prompt)
+            for step, (logits, spent) in enumerate(rows.steps(prompt, plan.decode)):
+                progress(f"tokens of {side.text}", step, plan.decode)
+                seconds.append(spent)
+                if number == 0:
+                    first_logits.append(logits.cpu().clone())
+                else:
+                    targets = torch.tensor([ids[prompt + step + 1] for ids in texts[0].windows])
+                    measures.add(first_logits[step], logits.cpu(), targets)
+        speeds.append(tokens_per_second(plan.batch, seconds))
+        del rows, model
+    speed = DecodeSpeed(plan.batch, plan.window, (speeds[0], speeds[1]))
+    return Comparison((facts[0], facts[1]), texts[0], measures.figures(), None, speed)
 
 
 def _score(
@@ -112,8 +156,7 @@ def _check(plan: Plan, models: list[LoadedModel], text: HeldOut) -> None:
             raise StartError("the two models read the text as different tokens; they cannot be compared")
 
 
-def _facts(side: Side, scored: Scored) -> SideFacts:
-    runtime = scored.model.runtime
-    return SideFacts(
-        side.text, runtime.dtype, runtime.selections, runtime.weight_bytes, scored.cache_bytes_per_token
-    )
+def _facts(side: Side, model: LoadedModel) -> SideFacts:
+    runtime, per_block = model.runtime, model.cache_planner.bytes_per_block()
+    per_token = per_block / side.settings.block_size
+    return SideFacts(side.text, runtime.dtype, runtime.selections, runtime.weight_bytes, per_token)

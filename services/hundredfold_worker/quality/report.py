@@ -38,6 +38,7 @@ def to_json(comparison: Comparison, limit: float | None) -> str:
             "scored_tokens": text.num_scored,
         },
         **asdict(comparison.figures),
+        "decode": None if comparison.speed is None else asdict(comparison.speed),
         "layers": None if comparison.layers is None else [asdict(loss) for loss in comparison.layers],
         "keep_wider": list(suggest(comparison.layers or ())),
         "max_perplexity_increase": limit,
@@ -97,6 +98,9 @@ def _figures(comparison: Comparison) -> Table:
     table.add_row(
         "KL of the next token", "", "", f"{figures.kl_mean:.5f} nats; 99 % below {figures.kl_99th:.4f}"
     )
+    if comparison.speed is not None:
+        a, b = comparison.speed.tokens_per_second
+        table.add_row("tokens/s", f"{a:.1f}", f"{b:.1f}", f"{b / a:.2f} x, {comparison.speed.rows} at once")
     table.add_row(
         "cosine of the logits", "", "", f"{figures.cosine_mean:.6f}; least {figures.cosine_least:.5f}"
     )

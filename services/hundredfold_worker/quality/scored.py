@@ -19,11 +19,6 @@ class Scored:
         self._cache = model.cache_planner.allocate(self._blocks)
         self._device = model.device
 
-    @property
-    def cache_bytes_per_token(self) -> float:
-        """Bytes of keys and values, scales included."""
-        return self.model.cache_planner.bytes_per_block() / self._block_size
-
     def logits(self, ids: Tensor, first: int) -> Tensor:
         """Logits float32[n, vocabulary] of ``ids`` int64[n], which stand at positions ``first`` and on.
 

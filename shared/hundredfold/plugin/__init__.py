@@ -5,6 +5,7 @@ checking, so the contracts load anywhere.
 """
 
 from hundredfold.plugin.attention import (
+    ApproximateAttention,
     AttentionBatch,
     AttentionPlugin,
     AttentionSpec,
@@ -87,6 +88,7 @@ __all__ = [
     "NO_ROWS",
     "Activation",
     "Activations",
+    "ApproximateAttention",
     "AttentionBatch",
     "AttentionPlugin",
     "AttentionSpec",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from hundredfold.plugin.kv_cache import Encoding, KVCacheSpec
 from hundredfold.plugin.reasons import Reasons
@@ -44,6 +45,9 @@ class AttentionBatch:
     """int64[tokens]: ``block * block_size + offset`` where each token's key and value go."""
     positions: Tensor
     """int64[tokens]: each token's position in its sequence."""
+    prompt_lens: list[int] | None = None
+    """Leading tokens of each row's sequence that were given and not drawn: a backend that leaves keys out for
+    drawn tokens goes by it. ``None`` where nobody knows; a row of one query then counts as drawn."""
 
 
 class LayerCache(Protocol):
@@ -113,3 +117,15 @@ class AttentionPlugin(Protocol):
 
     def plan(self, batch: AttentionBatch, cache: KVCacheSpec, encoding: Encoding) -> PlannedAttention:
         """Prepare a step."""
+
+
+@runtime_checkable
+class ApproximateAttention(Protocol):
+    """An ``AttentionPlugin`` that leaves something out: it is taken only when it is asked for by name."""
+
+    @property
+    def approximation(self) -> str:
+        """What it leaves out, in a few words, with the options in force."""
+
+    def told(self, options: Mapping[str, str]) -> AttentionPlugin:
+        """The plugin as these options want it. Raises ``ValueError`` naming option, value and limit."""

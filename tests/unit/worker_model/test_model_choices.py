@@ -108,10 +108,23 @@ def test_a_plugin_denied_is_not_used(checkpoint: Path) -> None:
     model = load_model(resolve(str(checkpoint)), options, registries)
     (kernels,) = (s for s in model.runtime.selections if s.subject == "kernels")
     assert kernels.chosen == "torch"
-    with pytest.raises(ModelLoadError, match="no attention fits"):
+    with pytest.raises(ModelLoadError, match=r"no attention fits .*sparse: leaves keys out: only when"):
         load_model(
             resolve(str(checkpoint)), options, all_registries(deny=("attention:cpu", "attention:torch"))
         )
+
+
+def test_attention_that_leaves_keys_out_is_told_how_many(checkpoint: Path) -> None:
+    model = load(checkpoint, attention="sparse", attention_options={"keep": "0.5", "least": "64"})
+    (chosen,) = (s for s in model.runtime.selections if s.subject == "attention")
+    assert chosen.chosen == "sparse"
+    assert re.search("asked for; .* 0.5 of the blocks, no less than 64 tokens", chosen.reason)
+    for options, said in (
+        ({"attention": "sparse", "attention_options": {"keep": "2"}}, "keep is '2', wanted is a share"),
+        ({"attention": "cpu", "attention_options": {"keep": "1"}}, "attention 'cpu' takes no options"),
+    ):
+        with pytest.raises(ModelLoadError, match=said):
+            load(checkpoint, **options)
 
 
 def test_max_model_len(checkpoint: Path) -> None:

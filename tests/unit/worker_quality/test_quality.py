@@ -27,6 +27,25 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(command, [*arguments, "--tokens", "150", "--window", "64", "--chunk", "24"])
 
 
+def test_tokens_drawn_one_at_a_time(tiny: str) -> None:
+    """By exact attention they are those of the same model; by a part of the keys they differ."""
+    text = ("--window", "200", "--chunk", "64", "--decode", "12", "--batch", "3", "--json")
+    part = (
+        "attention=sparse,attention_options=keep=0.3,attention_options=least=64,attention_options=recent=16"
+    )
+    for other, exact in ((":attention=torch", True), (f":{part}", False)):
+        result = CliRunner().invoke(
+            command, [f"{tiny}:dtype=fp32,block_size=16", other + ",dtype=fp32,block_size=16", *text]
+        )
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout)
+        assert found["positions"] == 36
+        assert (found["cosine_least"] > 0.9999) == exact
+        assert min(found["decode"]["tokens_per_second"]) > 0
+    refused = CliRunner().invoke(command, [tiny, ":attention=torch", *text[:4], "--decode", "199"])
+    assert "leave 198 at most" in refused.output
+
+
 def test_figures_by_hand() -> None:
     first = torch.tensor([[0.5, 0.25, 0.25], [0.8, 0.1, 0.1], [0.2, 0.5, 0.3]]).log()
     second = torch.tensor([[0.25, 0.5, 0.25], [0.8, 0.1, 0.1], [0.2, 0.4, 0.4]]).log()
