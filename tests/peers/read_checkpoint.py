@@ -23,7 +23,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -103,7 +103,7 @@ def _hundredfold(checkpoint: Path, ids: list[int], activations: str) -> Read:
     from hundredfold_worker.quantize.source import open_source
 
     source = open_source(resolve(str(checkpoint)), all_registries())
-    matrices = {}
+    matrices: dict[str, str] = {}
     for index in range(source.description.num_layers):
         layer = source.layer(index)
         matrices |= {name: _digest(matrix.weight) for name, matrix in layer.matrices.items()}
@@ -129,10 +129,9 @@ def _transformers(checkpoint: Path, ids: list[int], activations: str) -> Read:
         raise SystemExit(f"{checkpoint}: AutoTokenizer reads the text as other ids than tokenizer.json says")
     model = _transformers_model(checkpoint)
     [(_, logits)] = _logits(model, [ids])
-    named = {name: getattr(module, "weight", None) for name, module in model.named_modules()}
-    linear = {name: weight for name, weight in named.items() if name.startswith("model.layers.")}
-    floats = {name: weight for name, weight in linear.items() if _is_matrix(weight)}
-    return Read(logits, {name: _digest(weight) for name, weight in floats.items()})
+    linear = {name: module for name, module in model.named_modules() if name.startswith("model.layers.")}
+    weights = {name: getattr(module, "weight", None) for name, module in linear.items()}
+    return Read(logits, {name: _digest(weight) for name, weight in weights.items() if _is_matrix(weight)})
 
 
 def _transformers_model(checkpoint: Path) -> Any:
@@ -164,7 +163,7 @@ def _logits(model: Any, sequences: list[list[int]]) -> Logits:
         return [(ids, model(input_ids=torch.tensor([ids])).logits[0].float()) for ids in sequences]
 
 
-def _is_matrix(weight: object) -> bool:
+def _is_matrix(weight: object) -> TypeGuard[torch.Tensor]:
     return isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.dtype is torch.float32
 
 

@@ -117,7 +117,9 @@ class EndsQuantizer:
             inputs = InputStatistics.of_width(table.shape[1])
             inputs.gram.fill_diagonal_(1)
         parts, off, whole = [], 0.0, 0.0
-        for part in table.split(max(WORD, self.at_once // table.shape[1] // WORD * WORD)):
+        rows = max(WORD, self.at_once // table.shape[1] // WORD * WORD)
+        for first in range(0, len(table), rows):
+            part = table[first : first + rows]
             weight = part.float() if scales is None else part.float() * scales
             if not bool(torch.isfinite(weight).all()):
                 path = self.source.files.path
