@@ -59,6 +59,7 @@ class CpuAttention:
     name = "cpu"
     api_version = API_VERSION
     priority = 10
+    batch_invariant = True
 
     def __init__(self, variant: Variant | None = None) -> None:
         self._variant = variant or best()

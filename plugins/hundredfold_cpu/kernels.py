@@ -47,6 +47,8 @@ class CpuLinear:
     features: int
     columns: int
     dtype: torch.dtype
+    computes: torch.dtype
+    """What the native function takes and gives; of another ``dtype`` inputs and outputs are converted."""
     transform: InputTransform | None
     """What is done to the input before the kernel has it."""
     nbytes: int
@@ -63,6 +65,7 @@ class CpuLinear:
             raise ValueError(f"the input has {x.shape[1]} columns, the layer takes {self.columns}")
         if x.dtype != self.dtype:
             raise ValueError(f"the input is {x.dtype}, the layer takes {self.dtype}")
+        x = x.to(self.computes)
         if self.transform is not None:
             x = transform_input(x, self.transform)
         if x.stride(1) != 1:
@@ -70,11 +73,11 @@ class CpuLinear:
         y = x.new_empty((len(x), self.features))
         kernel = self.short if y.numel() * self.columns < SHORT else self.long
         kernel(self.address, x.data_ptr(), x.stride(0), len(x), y.data_ptr(), self.features)
-        return y
+        return y.to(self.dtype)
 
     def capture(self, x: Tensor, out: Tensor) -> NativeCall | None:
-        """See ``CapturingLinear``; an input transform is torch's work."""
-        if self.transform is not None:
+        """See ``CapturingLinear``; transforming and converting an input is torch's work."""
+        if self.transform is not None or self.computes != self.dtype:
             return None
         whole = self.nbytes > MOST_READ_AGAIN
         here, there = (x.data_ptr(), out.data_ptr()) if whole else (ByRow(x), ByRow(out))
@@ -95,7 +98,11 @@ class CpuKernels:
         self._room = Room()
 
     def refuses(self, spec: LinearSpec) -> Reasons:
-        """Takes every canonical weight with float32 inputs; int8 inputs where the weight has integers."""
+        """Takes every canonical weight with float32 inputs; int8 inputs where the weight has integers.
+
+        bfloat16 inputs are multiplied as float32 where the batch may not matter: others do that faster, and
+        promise less.
+        """
         if spec.device.type != "cpu":
             return [f"runs on cpu, not on {spec.device.type}"]
         if spec.activations is Activations.INT8:
@@ -104,8 +111,12 @@ class CpuKernels:
             if isinstance(spec.weight, GroupedIntWeight):
                 return refuses_grouped(spec, spec.weight)
             return [f"{type(spec.weight).__name__} has no product with int8 inputs"]
-        if spec.dtype != torch.float32:
+        if spec.dtype != torch.float32 and not (spec.batch_invariant and spec.dtype == torch.bfloat16):
             return [f"computes in float32, not in {str(spec.dtype).removeprefix('torch.')}"]
+        return []
+
+    def varies(self, spec: LinearSpec) -> Reasons:
+        """Never: a sum is one chain over the columns, or of integers."""
         return []
 
     def prepare(self, spec: LinearSpec, bias: Tensor | None) -> CpuLinear:
@@ -117,7 +128,9 @@ class CpuKernels:
         if spec.activations is Activations.INT8 and isinstance(weight, GroupedIntWeight):
             packed, kernel = pack_grouped(weight, bias, self._room), GROUPED_KERNELS[spec.dtype]
             return self._linear(spec, kernel, packed, weight.transform, "sums in int32")
-        return self._linear(spec, "linear", pack(weight, bias), weight.transform, "product in float32")
+        return self._linear(
+            spec, "linear", pack(weight, bias), weight.transform, "product in float32", torch.float32
+        )
 
     def _linear(
         self,
@@ -126,6 +139,7 @@ class CpuKernels:
         weight: PackedWeight,
         transform: InputTransform | None,
         product: str,
+        computes: torch.dtype | None = None,
     ) -> CpuLinear:
         features, columns = spec.shape
         arguments = (POINTER, POINTER, INT, INT, POINTER, INT)
@@ -139,6 +153,7 @@ class CpuKernels:
             features=features,
             columns=columns,
             dtype=spec.dtype,
+            computes=computes or spec.dtype,
             transform=transform,
             nbytes=weight.nbytes,
             recipe=f"{weight.kept}, {product}, {self._variant.isa}",

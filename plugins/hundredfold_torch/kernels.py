@@ -108,6 +108,12 @@ class TorchKernels:
             reasons.append(f"{type(spec.weight).__name__} has no product with int8 inputs")
         return reasons
 
+    def varies(self, spec: LinearSpec) -> Reasons:
+        """Sums of integers have no order; torch's own sums of floats depend on the shape of the product."""
+        if spec.activations is Activations.INT8:
+            return []
+        return ["torch's product adds in an order that depends on the number of rows"]
+
     def prepare(self, spec: LinearSpec, bias: Tensor | None) -> Linear:
         """Dequantize to the compute type, or keep integers. A dense weight of the type is used as it lies."""
         bias = None if bias is None else bias.to(spec.device, spec.dtype)

@@ -35,6 +35,10 @@ class WorkerSettings(ServiceSettings):
     """How the inputs of layers with integer weights are multiplied: as floats, or quantized to int8. auto is
     int8 for integer weights on a CPU, but float where dtype is not auto. Dense layers always take float."""
 
+    batch_invariant: bool = False
+    """Take only kernels and attention by which the bits of an answer never depend on what else is computed;
+    where there is none, refuse to start. fp32 and layers that multiply int8 inputs lose nothing by it."""
+
     quantization: str = "auto"
     """A format plugin, or one that quantizes at load such as int8; auto takes the checkpoint's own format."""
 

@@ -205,6 +205,7 @@ def _load_options(settings: WorkerSettings) -> LoadOptions:
         attention_options=named_values("attention_options", settings.attention_options),
         kernels=settings.kernels,
         activations=settings.activations,
+        batch_invariant=settings.batch_invariant,
         quantization=settings.quantization,
         quantization_exclude=settings.quantization_exclude,
         max_model_len=settings.max_model_len,

@@ -125,8 +125,15 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
     spec = KVCacheSpec(description.num_layers, kv_heads, head_dim, options.block_size, device, dtype)
     encoding, kv_selection = choose_kv_cache(registries, spec, options.kv_cache_dtype)
     layers = [attention_spec(a) for a in dict.fromkeys(layer.attention for layer in description.layers)]
+    invariant = options.batch_invariant
     attention, attention_selection = choose_attention(
-        registries, layers, spec, encoding, options.attention, options.attention_options
+        registries,
+        layers,
+        spec,
+        encoding,
+        options.attention,
+        options.attention_options,
+        batch_invariant=invariant,
     )
     activations = frozenset(layer.mlp.activation for layer in description.layers)
     operations, elementwise_selection = choose_elementwise(
@@ -134,7 +141,7 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
     )
     meant = Activations.FLOAT if on_the_fly is None else on_the_fly.activations
     policy = ActivationsPolicy(options.activations, options.dtype, device, meant)
-    kernels = KernelChooser(registries, options.kernels, device, dtype, policy)
+    kernels = KernelChooser(registries, options.kernels, device, dtype, policy, batch_invariant=invariant)
     reader = WeightReader(checkpoint, method, model.names)
     rotaries = description.rotaries
     builder = Builder(model, reader, kernels, operations, device, dtype, rotaries, on_the_fly)

@@ -35,6 +35,8 @@ class LoadOptions:
     """Kernel plugins in order of preference; empty for every one installed, highest priority first."""
     activations: str = "auto"
     """``auto``, ``float`` or ``int8``: how inputs of layers with integer weights are multiplied."""
+    batch_invariant: bool = False
+    """Whether to take only kernels and attention by which no row's bits depend on the rows beside it."""
     quantization: str = "auto"
     """``auto``, the name of a format plugin, which the checkpoint has to agree with, or of a quantizer."""
     quantization_exclude: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hundredfold.plugin import (
+    PROMISES_NOTHING,
     Activations,
     ApproximateAttention,
     AttentionPlugin,
@@ -108,6 +109,8 @@ def choose_attention(
     encoding: Encoding,
     asked: str,
     options: Mapping[str, str] | None = None,
+    *,
+    batch_invariant: bool = False,
 ) -> tuple[AttentionPlugin, Selection]:
     """One backend for all layers, told ``options``. Raises ``ModelLoadError``."""
 
@@ -116,6 +119,8 @@ def choose_attention(
         return ["leaves keys out: only when it is asked for"] if approximate else []
 
     asks = [lambda plugin, layer=layer: plugin.refuses(layer, spec, encoding) for layer in layers]
+    if batch_invariant:
+        asks.append(lambda plugin: [] if getattr(plugin, "batch_invariant", False) else [PROMISES_NOTHING])
     registry = registries["hundredfold.attention"]
     choice: Choice[AttentionPlugin] = _choose("attention", registry, asked, exact, *asks)
     backend, selection = choice.value, _selection("attention", choice)
@@ -165,6 +170,8 @@ class KernelChooser:
         device: torch.device,
         dtype: torch.dtype,
         activations: ActivationsPolicy,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         registry = registries["hundredfold.kernels"]
         self._candidates: list[tuple[str, KernelPlugin]] = (
@@ -176,6 +183,7 @@ class KernelChooser:
         self._device = device
         self._dtype = dtype
         self._activations = activations
+        self._batch_invariant = batch_invariant
         self._layers: Counter[tuple[str, str]] = Counter()
         self._recipes: Counter[Activations] = Counter()
         self._refused: dict[tuple[str, str], dict[Refused, None]] = {}
@@ -185,7 +193,7 @@ class KernelChooser:
         weight = to_device(weight, self._device)
         # A kernel is asked for every recipe that the layer may have before the next one is.
         candidates = [
-            (kernel_name, (kernel, LinearSpec(name, weight, self._device, self._dtype, recipe)))
+            (kernel_name, (kernel, self._spec(name, weight, recipe)))
             for kernel_name, kernel in self._candidates
             for recipe in self._activations.recipes(weight)
         ]
@@ -202,6 +210,9 @@ class KernelChooser:
         self._refused.setdefault(kind, {}).update(dict.fromkeys(choice.refused))
         return linear
 
+    def _spec(self, name: str, weight: CanonicalWeight, recipe: Activations) -> LinearSpec:
+        return LinearSpec(name, weight, self._device, self._dtype, recipe, self._batch_invariant)
+
     def _ask(self, candidate: tuple[KernelPlugin, LinearSpec]) -> Reasons:
         kernel, spec = candidate
         asking: Callable[[KernelPlugin], Reasons] = self._guard.asking(
@@ -211,7 +222,11 @@ class KernelChooser:
 
     def selections(self) -> list[Selection]:
         """How inputs are multiplied; what was taken for how many layers, most first."""
-        return [self._activations.selection(self._recipes), *self._kernels()]
+        invariant = Selection(
+            "batch_invariant", "on", "asked for: no row's bits depend on the rows beside it"
+        )
+        chosen = [self._activations.selection(self._recipes), *self._kernels()]
+        return [*chosen, invariant] if self._batch_invariant else chosen
 
     def _kernels(self) -> list[Selection]:
         total = self._layers.total()

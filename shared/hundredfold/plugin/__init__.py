@@ -33,7 +33,9 @@ from hundredfold.plugin.elementwise import (
     Rotation,
 )
 from hundredfold.plugin.kernels import (
+    PROMISES_NOTHING,
     Activations,
+    InvariantKernel,
     KernelPlugin,
     Linear,
     LinearSpec,
@@ -86,6 +88,7 @@ __all__ = [
     "API_VERSION",
     "GROUPS",
     "NO_ROWS",
+    "PROMISES_NOTHING",
     "Activation",
     "Activations",
     "ApproximateAttention",
@@ -118,6 +121,7 @@ __all__ = [
     "InputTransform",
     "KVCachePlugin",
     "KVCacheSpec",
+    "InvariantKernel",
     "KernelPlugin",
     "KeysAndValues",
     "LayerCache",

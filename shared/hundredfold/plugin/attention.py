@@ -99,7 +99,11 @@ class PlannedAttention(Protocol):
 
 
 class AttentionPlugin(Protocol):
-    """Group ``hundredfold.attention``."""
+    """Group ``hundredfold.attention``.
+
+    A backend that gives a token the same bits whatever sequences are computed beside it, and however a prompt
+    is cut into steps, has an attribute ``batch_invariant`` that is true.
+    """
 
     name: str
     api_version: int

@@ -37,6 +37,8 @@ class LinearSpec:
     """Type of the input and of the output."""
     activations: Activations = Activations.FLOAT
     """How the input is to be multiplied; a kernel refuses what it cannot do and takes nothing else for it."""
+    batch_invariant: bool = False
+    """Whether the bits of a row may not depend on the rows beside it; asked of an ``InvariantKernel`` only."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -89,9 +91,25 @@ class KernelPlugin(Protocol):
         """Arrange the weight. ``bias`` is [N] or None. Called once per layer, on the device thread."""
 
 
+@runtime_checkable
+class InvariantKernel(Protocol):
+    """A ``KernelPlugin`` of whose layers some give a row the same bits alone and in every batch."""
+
+    def varies(self, spec: LinearSpec) -> Reasons:
+        """Why bits of the layer's rows may depend on how many there are; empty where they never do."""
+
+
+PROMISES_NOTHING = "does not promise a row the same bits in every batch"
+"""Why a plugin that says nothing of it is not for batch-invariant layers."""
+
+
 def kernel_reasons(kernel: KernelPlugin, spec: LinearSpec) -> Reasons:
     """Why ``kernel`` cannot compute the layer as ``spec`` says; empty when it can."""
     known: tuple[Activations, ...] = getattr(kernel, "activations", (Activations.FLOAT,))
     if spec.activations not in known:
         return [f"does not multiply inputs as {spec.activations.value}"]
-    return kernel.refuses(spec)
+    if not spec.batch_invariant:
+        return kernel.refuses(spec)
+    if not isinstance(kernel, InvariantKernel):
+        return [PROMISES_NOTHING]
+    return [*kernel.refuses(spec), *kernel.varies(spec)]

@@ -1,14 +1,17 @@
-"""Integer recipes, the one served by default among them: the same ids at batch 1, 7, 64 and 256."""
+"""The same ids at batch 1, 7, 64 and 256: integer recipes, the one served by default among them; fp32; bf16 in
+``batch_invariant`` mode.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from hundredfold_worker.model import LoadedModel
+from hundredfold_worker.model import LoadedModel, ModelLoadError
 from support.llama_checkpoints import random_llama, write_gguf
 from support.model_rows import load, run_rows
 
@@ -17,6 +20,7 @@ RECIPES = {
     "Q4_1, int8 inputs, int8 cache": {"dtype": "auto", "kv_cache_dtype": "int8"},
     "int8, int8 cache": {"dtype": "auto", "quantization": "int8", "kv_cache_dtype": "int8"},
     "fp32": {"dtype": "fp32"},
+    "bf16": {"dtype": "bf16", "batch_invariant": True},
 }
 
 
@@ -32,7 +36,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_every_batch_size_gives_the_same(model: LoadedModel) -> None:
     chosen = {selection.subject: selection.chosen for selection in model.runtime.selections}
-    assert chosen["activations"] == ("float" if chosen["kv_cache"] == "fp32" else "int8"), chosen
+    assert chosen["activations"] == ("int8" if chosen["kv_cache"] == "int8" else "float"), chosen
     generator = torch.Generator().manual_seed(4)
     # 256 prompts of three tokens are more rows than one block of a step's calls
     rows = [(torch.randint(0, 96, (6,), generator=generator).tolist(), [3, 1, 2]) for _ in range(256)]
@@ -44,3 +48,19 @@ def test_every_batch_size_gives_the_same(model: LoadedModel) -> None:
             part = run_rows(model, rows[start : start + size])
             assert all(map(torch.equal, part, whole[start : start + size])), (size, start)
             assert torch.equal(torch.stack(part).argmax(-1), ids[start : start + size])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"kernels": ("torch",)}, r"layer '.*weight.*torch \(torch's product adds in an order that depends"),
+        ({"kernels": ("onednn",)}, r"layer '.*onednn \(does not promise a row the same bits in every batch"),
+        ({"attention": "torch"}, r"attention.*torch.*does not promise a row the same bits in every batch"),
+    ],
+)
+def test_what_promises_nothing_is_refused(options: dict[str, object], told: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(random_llama(max_position_embeddings=64), path, lambda name: Kind.Q8_0)
+    load(path, dtype="fp32", num_threads=1, **options)  # without the mode it is taken
+    with pytest.raises(ModelLoadError, match=told):
+        load(path, dtype="fp32", num_threads=1, batch_invariant=True, **options)

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from hundredfold.plugin import AttentionPlugin, AttentionSpec, Encoding, KVCacheSpec
+from hundredfold.plugin import AttentionBatch, AttentionPlugin, AttentionSpec, Encoding, KVCacheSpec
+from hundredfold.plugin.testing.kernels import COMPANIES
 from hundredfold.plugin.testing.paged import PagedSequences
 from hundredfold.plugin.testing.report import Report, check_plugin, checked_reasons, require
 
@@ -37,7 +38,9 @@ def check_attention(
     """Compare ``plugin`` with the reference for each layer, type, encoding and block size it accepts.
 
     Lengths stand at, before and after block boundaries; every unused slot and padding block holds NaN;
-    rows of all kinds share a batch; one row's NaN must stay its own. Raises ``NonConformance``.
+    rows of all kinds share a batch; one row's NaN must stay its own. A backend that is ``batch_invariant`` has to
+    give a sequence the same bits among 1, 7, 64 and 256, its prompt in one piece or in several. Raises
+    ``NonConformance``.
     """
     check_plugin("hundredfold.attention", plugin)
     report = Report()
@@ -55,6 +58,8 @@ def check_attention(
                         report.refused[case] = reasons
                         continue
                     _check_layer(plugin, layer, cache, encoding, f"{plugin.name}, {case}")
+                    if block_size == block_sizes[0] and getattr(plugin, "batch_invariant", False):
+                        _check_company(plugin, layer, cache, encoding, f"{plugin.name}, {case}")
                     report.accepted.append(case)
     require(bool(report.accepted), f"{plugin.name} refuses everything on {device}: {report.refused}")
     return report
@@ -107,3 +112,41 @@ def _check_layer(
     paged.step({late: 1, at_edges[0]: 1}, limit, f"{case}, after copy_blocks")
     sick = at_edges[4]
     paged.step({late: 1, sick: 1, chunked: 1}, limit, f"{case}, beside a NaN", sick=sick)
+
+
+def _check_company(
+    plugin: AttentionPlugin, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding, case: str
+) -> None:
+    prompt, device = cache.block_size + 3, cache.device
+    random = torch.Generator().manual_seed(prompt)
+
+    def draw(heads: int) -> torch.Tensor:
+        x = torch.randn((COMPANIES[-1], prompt + 1, heads, layer.head_dim), generator=random)
+        return x.to(device, cache.dtype)
+
+    whole = (draw(layer.num_heads), draw(layer.num_kv_heads), draw(layer.num_kv_heads))
+
+    def outputs(rows: int, pieces: Sequence[int]) -> torch.Tensor:
+        """[rows, tokens, columns] of the first sequences, computed in steps of so many tokens each."""
+        own, done, parts = plugin.allocate(cache, encoding, 2 * rows), 0, []
+        tables = torch.arange(2 * rows, dtype=torch.int32, device=device).view(rows, 2)
+        for count in pieces:
+            positions = torch.arange(done, done + count, device=device).repeat(rows)
+            slots = (
+                positions + torch.arange(rows, device=device).repeat_interleave(count) * 2 * cache.block_size
+            )
+            done += count
+            batch = AttentionBatch([count] * rows, [done] * rows, tables, slots, positions)
+            q, k, v = (x[:rows, done - count : done].flatten(0, 1) for x in whole)
+            step = plugin.plan(batch, cache, encoding)(layer, own, q, k, v)
+            parts.append(step.view(rows, count, -1))
+        return torch.cat(parts, 1)
+
+    wanted = outputs(COMPANIES[-1], (prompt, 1))
+    for rows in COMPANIES:
+        for pieces in ((prompt, 1), (5, prompt - 5, 1)):
+            require(
+                torch.equal(outputs(rows, pieces), wanted[:rows]),
+                f"{case}: bits differ among {rows} sequences in steps of {pieces} tokens from those among "
+                f"{COMPANIES[-1]}",
+            )

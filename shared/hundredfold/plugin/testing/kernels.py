@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from hundredfold.plugin import (
     Activations,
     ChannelInt8Weight,
     GroupedIntWeight,
+    InvariantKernel,
     KernelPlugin,
     Linear,
     LinearSpec,
@@ -22,6 +24,9 @@ from hundredfold.plugin.testing.report import Report, check_plugin, checked_reas
 from hundredfold.plugin.testing.samples import Sample, samples
 
 BATCHES = (1, 2, 3, 8, 17, 33)
+
+COMPANIES = (1, 7, 64, 256)
+"""Rows among which one has to keep its bits, where a kernel promises that."""
 
 _TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Largest ‖y - reference‖ / ‖reference‖ by activation type: a few roundings of the output."""
@@ -43,6 +48,7 @@ def check_kernel(
     Where it says that it multiplies int8 inputs, its results for integer weights are compared with the
     definition's, of which rounded floats would be far off.
 
+    Where it says that a row's bits do not depend on the batch, they are compared at 1, 7, 64 and 256 rows.
     Also checked: bias, strided input, input left unchanged, one row's NaN kept out of the others, every batch
     size held to the same limit. Raises ``NonConformance``.
     """
@@ -56,6 +62,8 @@ def check_kernel(
                     continue
                 spec = LinearSpec("suite.layer", sample.weight, where, dtype, activations)
                 _check_case(kernel, spec, sample, report)
+                if isinstance(kernel, InvariantKernel):
+                    _check_case(kernel, replace(spec, batch_invariant=True), sample, report)
     require(bool(report.accepted), f"{kernel.name} refuses every weight on {device}: {report.refused}")
     return report
 
@@ -64,12 +72,33 @@ def _check_case(kernel: KernelPlugin, spec: LinearSpec, sample: Sample, report: 
     case = f"{sample.name}, {str(spec.dtype).removeprefix('torch.')}"
     if spec.activations is Activations.INT8:
         case += ", int8 inputs"
+    variable = case
+    if spec.batch_invariant:
+        case += ", in any batch"
     reasons = checked_reasons(kernel, case, kernel_reasons(kernel, spec))
     if reasons:
         report.refused[case] = reasons
         return
-    _check_layer(kernel, spec, sample, f"{kernel.name}, {case}")
+    if spec.batch_invariant:
+        _check_company(kernel, spec, f"{kernel.name}, {case}")
+    if variable not in report.accepted:
+        _check_layer(kernel, spec, sample, f"{kernel.name}, {case}")
     report.accepted.append(case)
+
+
+def _check_company(kernel: KernelPlugin, spec: LinearSpec, case: str) -> None:
+    n, k = spec.shape
+    random = torch.Generator().manual_seed(k + 1)
+    x = torch.randn(COMPANIES[-1], k, generator=random).to(spec.device, spec.dtype)
+    layer = kernel.prepare(spec, torch.randn(n, generator=random).to(spec.device, spec.dtype))
+    whole = layer(x)
+    for rows in COMPANIES[:-1]:
+        for first in (0, len(x) - rows):
+            part = slice(first, first + rows)
+            require(
+                torch.equal(layer(x[part]), whole[part]),
+                f"{case}: rows have other bits in a batch of {rows} than among {len(x)}",
+            )
 
 
 def _reference(spec: LinearSpec, x: Tensor) -> Tensor:
