@@ -197,6 +197,7 @@ inline __m512 half_to_float(__m256i a) {
 #define _mm512_max_epu32(a, b) HF_INTEGERS(uint32_t, a, b, x > y ? x : y)
 #define _mm512_slli_epi32(a, n) __m512i(emulated::mapped<uint32_t, uint32_t>(a, [&](uint32_t x) { return x << n; }))
 #define _mm512_srli_epi32(a, n) __m512i(emulated::mapped<uint32_t, uint32_t>(a, [&](uint32_t x) { return x >> n; }))
+#define _mm512_srli_epi16(a, n) __m512i(emulated::mapped<uint16_t, uint16_t>(a, [&](uint16_t x) { return x >> n; }))
 #define _mm512_srai_epi32(a, n) __m512i(emulated::mapped<int32_t, int32_t>(a, [&](int32_t x) { return x >> n; }))
 #define _mm512_cvtepi32_ps(a) __m512(emulated::mapped<float, int32_t>(a, [](int32_t x) { return float(x); }))
 #define _mm512_cvtps_epi32(a) __m512i(emulated::mapped<int32_t, float>(a, emulated::rounded))
@@ -205,6 +206,7 @@ inline __m512 half_to_float(__m256i a) {
   __m512i(emulated::Lanes<to>::each([wide = emulated::lanes<from>(a)](int i) { return wide.v[i]; }))
 #define _mm512_cvtepu8_epi32(a) HF_WIDENED(int32_t, uint8_t, a)
 #define _mm512_cvtepu16_epi32(a) HF_WIDENED(int32_t, uint16_t, a)
+#define _mm512_cvtepu8_epi16(a) HF_WIDENED(int16_t, uint8_t, a)
 #define _mm512_cvtepi8_epi16(a) HF_WIDENED(int16_t, int8_t, a)
 #define HF_NARROWED(to, a, V)                                                                                       \
   emulated::Lanes<to>::each([wide = emulated::lanes<int32_t>(a)](int i) { return i < 16 ? to(wide.v[i]) : to(0); }) \

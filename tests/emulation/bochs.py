@@ -1,4 +1,4 @@
-"""Boots a Debian kernel in Bochs, whose processor has AVX-512 and VNNI, with `compare` as its only program."""
+"""Boots a Debian kernel in Bochs, whose processor has AVX-512 and VNNI; its only program is `compare`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ boot: cdrom
 com1: enabled=1, mode=file, dev={serial}
 log: {log}
 panic: action=fatal
-error: action=ignore
+error: action=report
 info: action=ignore
 clock: sync=none
 plugin_ctrl: speaker=0

@@ -19,7 +19,8 @@ namespace {
 // Rows of a block: few enough for a second-level cache to keep what the calls hand each other, and enough for all weights
 // to be worth their way into it; whole tiles.
 constexpr int64_t LEAST = 48, MOST = 96, TILE = 12;
-// Rows from which it pays: with fewer, threads share out a product more evenly by its columns.
+// Rows from which it pays, and of each thread at least a block: with fewer, threads share out a product more evenly by
+// its columns.
 constexpr int64_t MANY_ROWS = 384;
 constexpr int64_t MOST_WORDS = 16;  // of a call
 
@@ -68,7 +69,7 @@ extern "C" __attribute__((visibility("default"))) void hf_run(const Call* calls,
   for (int64_t i = 0; i < count;) {
     int64_t end = i;
     while (end < count && calls[end].per_row) ++end;
-    if (end == i || rows < MANY_ROWS) {
+    if (end == i || rows < MANY_ROWS || rows < LEAST * threads()) {
       run_whole(calls[i++], rows);
     } else {
       run_blocks(calls + i, end - i, rows);

@@ -40,8 +40,9 @@ struct Step {
 
 struct Encoding {
   const char* name;
-  int64_t bytes;  // of a code
-  bool scales;
+  int64_t bits;   // of a code
+  int64_t sides;  // bytes beside the codes of a token's key, and of its value
+  int64_t bands;  // the same for each band of 32 columns
 };
 
 constexpr int64_t LANES = 16, RUN = 512, TILE_ROWS = 24;
@@ -57,7 +58,7 @@ struct Model {
   explicit Model(Random& random) {
     kv_heads = random.among({1, 2, 3}), group = random.among({1, 2, 3, 4, 8}), dim = random.among({2, 15, 16, 40, 64, 80});
     block = random.among({16, 32}), window = random.chance(60) ? int64_t(1) << 62 : random.among({1, 5, 16, 40, 600});
-    threads = random.among({1, 1, 2, 5}), sequences = random.among({1, 2, 3});
+    threads = random.among({1, 1, 2, 5, 16}), sequences = random.among({1, 2, 3});
     softcap = random.chance(25) ? 20.0 : 0.0, sinks = random.chance(25);
     kind = random.chance(15) ? Kind::WILD : Kind::PLAIN;
     blocks_each = 0;
@@ -141,8 +142,9 @@ int compare_encoding(const Library& library, uint64_t seed, int cases, const Enc
       outputs += tokens * model.heads() * model.dim;
     }
     for (int64_t own : length) model.blocks_each = std::max(model.blocks_each, up(own, model.block) / model.block);
-    const int64_t blocks = model.sequences * model.blocks_each, columns = up(model.dim, 2) + up(model.dim, LANES);
-    const int64_t bytes = blocks * model.kv_heads * model.block * (columns * encoding.bytes + (encoding.scales ? 8 : 0));
+    const int64_t blocks = model.sequences * model.blocks_each, columns = up(model.dim, encoding.bits == 4 ? 4 : 2) + up(model.dim, LANES);
+    const int64_t beside = 2 * (encoding.sides + encoding.bands * (up(model.dim, 32) / 32));
+    const int64_t bytes = blocks * model.kv_heads * model.block * (columns * encoding.bits / 8 + beside);
     Memory<int32_t> tables(blocks);
     tables.fill([&](int64_t at) { return int32_t((at * 7 + 3) % blocks); });  // 7 divides none of the sizes but its own
     if (blocks % 7 == 0) tables.fill([&](int64_t at) { return int32_t(blocks - 1 - at); });
@@ -184,7 +186,8 @@ int compare_encoding(const Library& library, uint64_t seed, int cases, const Enc
 
 int compare_attention(const Library& library, uint64_t seed, int cases) {
   int wrong = 0;
-  for (const Encoding& encoding : {Encoding{"fp32", 4, false}, {"bf16", 2, false}, {"int8", 1, true}, {"fp8", 1, true}}) {
+  for (const Encoding& encoding : {Encoding{"fp32", 32, 0, 0}, {"bf16", 16, 0, 0}, {"int8", 8, 4, 0}, {"fp8", 8, 4, 0},
+                                   {"fp8_e5m2", 8, 4, 0}, {"int4", 4, 0, 4}}) {
     wrong += compare_encoding<float>(library, seed++, cases, encoding, "f32");
     wrong += compare_encoding<uint16_t>(library, seed++, cases, encoding, "bf16");
   }

@@ -1,7 +1,14 @@
-// Norms, sums, rotation and gated activations.
+// Norms, sums, rotation, gated activations and rows of tables.
 #include "support.h"
 
 namespace {
+
+// As in native/lookup.cpp.
+struct Table {
+  const void *values, *scales, *zeros;
+  int64_t rows, columns, stride, group, kind, half, offset;
+  double factor;
+};
 
 template <class T>
 void fill(Memory<T>& memory, Random& random, Kind kind) {
@@ -100,7 +107,34 @@ struct Suite {
     });
   }
 
-  int all() const { return rms_norm() + add(false) + add(true) + rotate() + gated(); }
+  int lookup() const {
+    return run("lookup", [&](Report& report, const std::string& name, Random& random, int64_t n, int64_t rows, Kind kind,
+                             const std::string& text) {
+      const int64_t entries = 5, stride = n + random.below(3), group = random.among({4, 16, 32, n}), which = random.below(3);
+      const int64_t factors = entries * ((n + group - 1) / group), half = random.below(2);
+      Memory<float> values(entries * stride), scales(factors), zeros(factors);
+      Memory<uint8_t> codes(entries * stride);
+      Memory<uint16_t> half_scales(factors), half_zeros(factors);
+      fill(values, random, kind);
+      codes.fill([&](int64_t) { return uint8_t(random.below(256)); });
+      for (int64_t i = 0; i < factors; ++i) {
+        scales[i] = random.unit() * 0.02f, zeros[i] = random.unit() * 8;
+        half_scales[i] = to_half(scales[i]), half_zeros[i] = to_half(zeros[i]);
+      }
+      Memory<int64_t> ids(rows);
+      ids.fill([&](int64_t) { return random.chance(5) ? entries : random.below(entries); });
+      const void *scales_at = half ? static_cast<void*>(half_scales.data()) : scales.data();
+      const void *zeros_at = half ? static_cast<void*>(half_zeros.data()) : zeros.data();
+      const bool has_zeros = random.chance(70);
+      const Table table{which ? static_cast<void*>(codes.data()) : values.data(), scales_at, has_zeros ? zeros_at : nullptr,
+                        entries, n, stride, group, which, half, random.below(2), random.chance(50) ? 1.0 : 24.0};
+      report.compare<T>(text + " kind " + std::to_string(which), rows * n, [&](const std::string& isa, T* out) {
+        library.call(isa, name, &table, static_cast<const int64_t*>(ids.data()), rows, out, n);
+      });
+    });
+  }
+
+  int all() const { return lookup() + rms_norm() + add(false) + add(true) + rotate() + gated(); }
 };
 
 }  // namespace
