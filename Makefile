@@ -120,6 +120,10 @@ bench-goals: $(VENV)/.installed-test ## latencies, delivery, prefix, speculation
 soak: $(VENV)/.installed-test ## 20 minutes of load: whether a service's memory grows; ARGS='--minutes 5'
 	$(BIN)/python tests/profiling/soak.py $(ARGS)
 
+.PHONY: emulate
+emulate: ## AVX-512 kernels by emulated intrinsics against the portable ones; needs AVX2 and a C++ compiler
+	$(MAKE) -C tests/emulation
+
 .PHONY: bench-peers
 bench-peers: $(VENV)/.installed-test ## vLLM, llama.cpp, OpenVINO and transformers beside us, each in an environment of its own
 	PYTHONPATH=tests $(BIN)/python -m peers.run $(ARGS)
