@@ -118,11 +118,13 @@ def choose_attention(
         approximate = asked == AUTO and isinstance(plugin, ApproximateAttention)
         return ["leaves keys out: only when it is asked for"] if approximate else []
 
+    def invariant(plugin: AttentionPlugin) -> Reasons:
+        promised = not batch_invariant or getattr(plugin, "batch_invariant", False)
+        return [] if promised else [PROMISES_NOTHING]
+
     asks = [lambda plugin, layer=layer: plugin.refuses(layer, spec, encoding) for layer in layers]
-    if batch_invariant:
-        asks.append(lambda plugin: [] if getattr(plugin, "batch_invariant", False) else [PROMISES_NOTHING])
     registry = registries["hundredfold.attention"]
-    choice: Choice[AttentionPlugin] = _choose("attention", registry, asked, exact, *asks)
+    choice: Choice[AttentionPlugin] = _choose("attention", registry, asked, exact, invariant, *asks)
     backend, selection = choice.value, _selection("attention", choice)
     if options:
         backend = _told(Guard(registry), choice, options)

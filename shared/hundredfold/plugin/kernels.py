@@ -38,7 +38,7 @@ class LinearSpec:
     activations: Activations = Activations.FLOAT
     """How the input is to be multiplied; a kernel refuses what it cannot do and takes nothing else for it."""
     batch_invariant: bool = False
-    """Whether the bits of a row may not depend on the rows beside it; asked of an ``InvariantKernel`` only."""
+    """Whether a row has to have the same bits in every batch; asked of an ``InvariantKernel`` only."""
 
     @property
     def shape(self) -> tuple[int, int]:

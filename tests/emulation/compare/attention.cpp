@@ -1,4 +1,5 @@
-// Paged attention in every encoding: random lives of a few sequences, one step after the other over one cache.
+// Paged attention in every encoding: random lives of a few sequences, one step after the other over one cache. Sparse
+// attention's choice of blocks is not among it.
 #include <algorithm>
 
 #include "support.h"
@@ -11,9 +12,10 @@ struct Layer {
   const float* sinks;
   int64_t num_heads, num_kv_heads, head_dim, block_size, window;
   double scale, softcap;
+  float* bounds;
 };
 struct Tile {
-  int64_t row, first, count, position, writes, parts;
+  int64_t row, first, count, position, writes, parts, blocks;
 };
 struct Item {
   int64_t tile, head, heads, run;
@@ -36,6 +38,7 @@ struct Step {
   int64_t scratch_stride;
   float* parts;
   int64_t num_threads;
+  int64_t first_blocks, last_blocks, choice_room;
 };
 
 struct Encoding {
@@ -89,7 +92,7 @@ struct Work {
         const int64_t seen = std::max<int64_t>(0, position + 1 - model.window), tile = int64_t(tiles.size());
         const int64_t first_run = seen / RUN, end_run = (position + count + RUN - 1) / RUN;
         largest = std::max(largest, count);
-        tiles.push_back({int64_t(row), first + at, count, position, !written_before, split ? parts_size : -1});
+        tiles.push_back({int64_t(row), first + at, count, position, !written_before, split ? parts_size : -1, 0});
         if (split) parts_size += (end_run - first_run) * model.kv_heads * count * model.group * (width + 2);
         for (int64_t head = 0; head < model.kv_heads; ++head) {
           if (split) joins.push_back({tile, head, 1, -1});
@@ -159,7 +162,7 @@ int compare_encoding(const Library& library, uint64_t seed, int cases, const Enc
       Memory<uint8_t> cache(bytes);
       cache.fill([&](int64_t) { return uint8_t(0); });
       const Layer layer{cache.data(), model.sinks ? sinks.data() : nullptr, model.heads(), model.kv_heads, model.dim, model.block,
-                        model.window, 1.0 / 8, model.softcap};
+                        model.window, 1.0 / 8, model.softcap, nullptr};
       Random again(own_seed);
       for (size_t s = 0; s < life.batches.size(); ++s) {
         Work work(model, life.batches[s], again);
@@ -171,7 +174,7 @@ int compare_encoding(const Library& library, uint64_t seed, int cases, const Enc
           }
         const Step step{work.tiles.data(),  work.items.data(),   int64_t(work.items.size()),  work.joins.data(), int64_t(work.joins.size()),
                         work.pieces.data(), int64_t(work.pieces.size()), tables.data(), model.blocks_each, slots.data(),
-                        work.scratch.data(), work.stride, work.parts.data(), model.threads};
+                        work.scratch.data(), work.stride, work.parts.data(), model.threads, 0, 0, 0};
         const T *q = life.q[s].data(), *k = life.k[s].data(), *v = life.v[s].data();
         const int64_t q_stride = model.heads() * model.dim, kv_stride = model.kv_heads * model.dim;
         library.call(isa, name, &step, &layer, q, q_stride, k, kv_stride, v, kv_stride, out);

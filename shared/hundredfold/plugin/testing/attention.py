@@ -38,9 +38,9 @@ def check_attention(
     """Compare ``plugin`` with the reference for each layer, type, encoding and block size it accepts.
 
     Lengths stand at, before and after block boundaries; every unused slot and padding block holds NaN;
-    rows of all kinds share a batch; one row's NaN must stay its own. A backend that is ``batch_invariant`` has to
-    give a sequence the same bits among 1, 7, 64 and 256, its prompt in one piece or in several. Raises
-    ``NonConformance``.
+    rows of all kinds share a batch; one row's NaN must stay its own. A backend that is ``batch_invariant``
+    has to give a sequence the same bits among 1, 7, 64 and 256, its prompt in one piece or in several.
+    Raises ``NonConformance``.
     """
     check_plugin("hundredfold.attention", plugin)
     report = Report()
