@@ -58,7 +58,8 @@ def check_attention(
                         report.refused[case] = reasons
                         continue
                     _check_layer(plugin, layer, cache, encoding, f"{plugin.name}, {case}")
-                    if block_size == block_sizes[0] and getattr(plugin, "batch_invariant", False):
+                    first = name == "grouped queries" and block_size == block_sizes[0]
+                    if first and getattr(plugin, "batch_invariant", False):
                         _check_company(plugin, layer, cache, encoding, f"{plugin.name}, {case}")
                     report.accepted.append(case)
     require(bool(report.accepted), f"{plugin.name} refuses everything on {device}: {report.refused}")
