@@ -28,7 +28,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def stack(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The default model in fp32, shared by a process's tests that change nothing."""
-    flags = {"worker": {"dtype": "fp32", "num_threads": 2, "num_kv_blocks": 1024}}
+    flags = {"worker": {"dtype": "fp32", "num_threads": 2, "num_kv_blocks": 1024, "warm_up": False}}
     running = Stack(default_model, tmp_path_factory.mktemp("stack"), flags)
     running.start()
     try:

@@ -17,6 +17,27 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from hundredfold.models import GgufMetadata, gguf_metadata
 from support.gguf_families import gguf_name
 
+PROMPTS: dict[str, list[int]] = {
+    "The capital of France is": [2, 818, 5279, 529, 7001, 563],
+    "Once upon a time, in a village by the sea,": [
+        2, 14946, 3324, 496, 990, 236764, 528, 496, 9744, 684, 506, 5442, 236764,
+    ],
+    "def fibonacci(n):\n": [2, 2063, 10779, 78113, 236769, 236749, 1473, 107],
+    "The three primary colours are": [2, 818, 1806, 5905, 22640, 659],
+    "In 1969, the first humans": [2, 902, 236743, 236770, 236819, 236825, 236819, 236764, 506, 1171, 14464],
+    "Photosynthesis is the process by which": [2, 49660, 30445, 563, 506, 1657, 684, 837],
+    "1, 1, 2, 3, 5, 8,": [
+        2, 236770, 236764, 236743, 236770, 236764, 236743, 236778, 236764, 236743, 236800, 236764,
+        236743, 236810, 236764, 236743, 236828, 236764,
+    ],
+    "日本の首都は": [2, 76444, 120211, 237048],
+    "<html>\n<head>\n<title>": [2, 217, 107, 236820, 2834, 236813, 107, 236820, 3250, 236813],
+    "A good night's sleep is important because": [
+        2, 236776, 1535, 3446, 236789, 236751, 6745, 563, 2132, 1547,
+    ],
+}  # fmt: skip
+"""Texts, and their ids as transformers reads the file's vocabulary."""
+
 
 def load_gemma(path: Path) -> Gemma3ForCausalLM:
     """The model in float32, with the configuration that the file states and defaults for the rest."""
