@@ -94,7 +94,8 @@ def compare(plan: Plan, progress: Progress) -> Comparison:
 
 def _compare_decoding(plan: Plan, progress: Progress) -> Comparison:
     """One side after the other, so that one cache is in memory at a time; the first's logits are kept."""
-    measures, first_logits = Measures(), []
+    measures = Measures()
+    first_logits: list[torch.Tensor] = []
     texts: list[HeldOut] = []
     facts: list[SideFacts] = []
     speeds: list[float] = []
@@ -109,7 +110,8 @@ def _compare_decoding(plan: Plan, progress: Progress) -> Comparison:
             raise StartError("the two models read the text as different tokens; they cannot be compared")
         facts.append(_facts(side, model))
         rows = DecodingRows(model, side.settings.block_size, texts[0].windows)
-        prompt, seconds = plan.window - 1 - plan.decode, []
+        prompt = plan.window - 1 - plan.decode
+        seconds: list[float] = []
         with torch.inference_mode():
             for done in rows.read_prompts(prompt, plan.chunk):
                 progress(f"prompts of {side.text}", done, plan.batch * prompt)
