@@ -19,7 +19,7 @@ class SparseAttention(CpuAttention):
 
     name = "sparse"
     priority = -10
-    batch_invariant = False  # a token that is computed again, as part of a prompt, attends to everything
+    batch_invariant = False  # keys that an answer left in the prefix cache are not those of a prompt
 
     def __init__(self, variant: Variant | None = None, choice: Choice | None = None) -> None:
         super().__init__(variant)
