@@ -13,7 +13,9 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tiny_model(directory: Path, *, seed: int = 0, max_position_embeddings: int = 2048) -> Path:
+def make_tiny_model(
+    directory: Path, *, seed: int = 0, max_position_embeddings: int = 2048, num_layers: int = 2
+) -> Path:
     """Write the checkpoint into ``directory`` (safetensors, fp32) and return it."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -24,7 +26,7 @@ def make_tiny_model(directory: Path, *, seed: int = 0, max_position_embeddings: 
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=max_position_embeddings,
