@@ -100,7 +100,7 @@ class Looks:
 
     @property
     def median_step_s(self) -> float:
-        """Over windows of a few seconds in which steps were done without a pause."""
+        """The middle one of windows of two seconds in which steps ended, by their mean; pauses count."""
         pairs = list(zip(self.steps, self.steps[2:], strict=False))
         windows = [(b[0] - a[0]) / (b[1] - a[1]) for a, b in pairs if b[1] > a[1]]
         return float(np.median(windows)) if windows else float("nan")

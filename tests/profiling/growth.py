@@ -46,7 +46,7 @@ class Growth:
 
 
 def growth(seconds: Sequence[float], held: Sequence[int]) -> Growth:
-    """Of at least two buckets of samples. Raises ValueError for fewer."""
+    """Of at least three buckets of samples. Raises ValueError for fewer."""
     times, values = np.asarray(seconds, float), np.asarray(held, float)
     bucket_s = min(BUCKET_S, (times[-1] - times[0]) / 4)
     buckets = ((times - times[0]) // bucket_s).astype(int)

@@ -3,7 +3,7 @@
 Starts worker, scheduler, tokenizer and gateway, sends requests of all kinds at ``--rate`` through door and
 gateway (some are cancelled), and samples each process's resident memory. Prints where each stood after the
 settling time and at the end, its slope with a 95 % bound, and the worker's height beside what it announced at
-start. Exit code 1 when one grows or the worker holds more than it said.
+start. Exit code 1 when one grows, a request fails or the worker holds more than it said.
 """
 
 from __future__ import annotations
@@ -138,6 +138,11 @@ def judged(found: Mapping[str, Growth], said: int, height: int) -> list[str]:
     return wrong
 
 
+def failed(outcomes: Mapping[str, int]) -> list[str]:
+    """Requests that were not answered load nothing, so that memory says nothing."""
+    return [f"{count} requests failed, {kind}" for kind, count in outcomes.items() if ": " in kind]
+
+
 def main() -> int:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(
@@ -171,7 +176,7 @@ def report(soak: Soak, seconds: float, settle: float, said: int, json_file: Path
     print(
         f"worker: announced {said / 2**20:.0f} MiB, held at most {height / 2**20:.0f} ({height / said:.1%})"
     )
-    wrong = judged(found, said, height)
+    wrong = judged(found, said, height) + failed(soak.outcomes)
     print(*(wrong or ["nothing grows, and the worker keeps to what it announced"]), sep="\n")
     if json_file is not None:
         figures = {

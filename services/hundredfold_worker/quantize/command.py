@@ -31,7 +31,8 @@ when it is started again with the same arguments, and gives the same bytes.
 
 Methods: gptq and awq (2, 3, 4, 8 bits) round weights in groups of columns; smoothquant and int8 round weights
 by row and, when served, inputs by token; fp8 does so in e4m3. int8 and fp8 look at no text. What comes out is
-read by transformers and others; awq of other widths than 4 bits by GPTQModel; mixtures of methods only here.
+read by transformers and others; awq of other widths than 4 bits, gptq that differs by layer, and an output
+layer in gptq or awq by GPTQModel; mixtures of methods only here.
 
 Rules: the first that matches a layer's name (as transformers call it) decides, then --method; without either
 a layer stays as it is. PATTERN=none keeps it. Embedding and output layer are quantized only by a rule that

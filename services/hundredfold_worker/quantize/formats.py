@@ -34,6 +34,10 @@ def known_readers(recipes: Mapping[str, Recipe | None], ends: Ends = _UNTIED) ->
         return "hundredfold alone: it mixes methods, or the embedding of others is dense"
     if layers.method is Method.AWQ and layers.common.bits != AWQ_BITS:
         return f"hundredfold and GPTQModel; transformers read {AWQ_BITS} bits of this format"
+    if layers.method.grouped and layers.head:
+        return "hundredfold and GPTQModel; transformers read no output layer of this format"
+    if layers.method is Method.GPTQ and (layers.others or layers.dense):
+        return "hundredfold and GPTQModel; transformers read this format only where every layer has it alike"
     return "hundredfold, transformers and others"
 
 

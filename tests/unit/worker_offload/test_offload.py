@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from hundredfold.config import load as load_settings
 from hundredfold.models import DEFAULT_MODEL
 from hundredfold_worker.model import LoadedModel, ModelLoadError
-from hundredfold_worker.model.offload import StreamedLayers
+from hundredfold_worker.model.offload import Stream, StreamedLayers
 from hundredfold_worker.model.offload.layers import linears, window
 from hundredfold_worker.model.offload.spill import PAGE, Region, SpillFile
 from hundredfold_worker.quality.layers import LayerLosses
@@ -104,6 +105,27 @@ def test_what_is_in_memory_at_once() -> None:
     assert window({}) == 0
     assert window({2: 5, 4: 7, 9: 1}) == 13  # nothing is dropped
     assert window({0: 9, 2: 1, 4: 1, 6: 1, 8: 8}) == 18  # the last one, then the first two
+
+
+def test_a_read_that_failed_is_tried_again() -> None:
+    class Sick:
+        faults = 1
+
+        def fetch(self, regions: Any) -> None:
+            if self.faults:
+                self.faults -= 1
+                raise OSError(errno.ENOMEM, "no memory")
+
+        def drop(self, regions: Any) -> None: ...
+
+    stream = Stream(Sick(), dict.fromkeys(range(5), ()))  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="no memory"):
+        stream.enter(0)
+    for number in range(5):
+        stream.enter(number)
+        stream.leave(number)
+    stream.leave(4)  # of the step that failed, late
+    stream.close()
 
 
 def test_layers_are_compared_while_both_sides_stream(checkpoint: Path, cache: Path) -> None:

@@ -17,6 +17,7 @@ from hundredfold.plugin.registry import Registry, all_registries
 from hundredfold_worker.model import LoadedModel, LoadOptions, load_model
 from hundredfold_worker.quantize import command
 from hundredfold_worker.quantize.ends import EndsQuantizer
+from hundredfold_worker.quantize.formats import known_readers
 from hundredfold_worker.quantize.forward import Calibrator
 from hundredfold_worker.quantize.recipe import Options, make_recipe, parse_rule
 from hundredfold_worker.quantize.run import Plan, quantize
@@ -142,6 +143,19 @@ def test_what_config_json_says_of_the_output_layer(tied: Path, tmp_path: Path) -
     assert [group["targets"] for group in section["config_groups"].values()] == [["Linear"], ["Embedding"]]
     section = made(tied, tmp_path / "c", "gptq", "*=int8")["quantization_config"]
     assert section["ignore"] == [HEAD]
+
+
+def test_who_reads_it() -> None:
+    four, eight = (make_recipe("gptq", Options(bits=bits)) for bits in (4, 8))
+    layers = dict.fromkeys(("model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"), four)
+    awq, int8 = make_recipe("awq", Options()), make_recipe("int8", Options())
+    assert known_readers(layers) == "hundredfold, transformers and others"
+    assert known_readers({HEAD: int8} | dict.fromkeys(layers, int8)) == known_readers(layers)
+    for head, rest in ((four, four), (eight, four), (awq, awq)):
+        assert "read no output layer" in known_readers({HEAD: head} | dict.fromkeys(layers, rest))
+    for other in (eight, None):
+        assert "every layer has it alike" in known_readers({**layers, "model.layers.0.mlp.up_proj": other})
+    assert "alone" in known_readers({HEAD: int8, **layers})
 
 
 def test_layers_of_other_widths_are_rules_of_gptq(tied: Path, tmp_path: Path) -> None:

@@ -42,19 +42,23 @@ class Stream:
         """A layer is about to be computed: have those after it read, the first ones of the next step too.
 
         Waits until this one was: many small reads, one for each page that a product comes to, are slower.
-        Raises ``OSError`` when it cannot be read.
+        Raises ``OSError`` when it cannot be read; the next step tries again.
         """
         behind = [number for number in self._numbers if number >= layer]
         for number in [*behind, *self._numbers][: AHEAD + 1]:
             if number not in self._reads:
                 self._reads[number] = self._thread.submit(self.file.fetch, self._regions[number])
         if layer in self._reads:
-            self._reads[layer].result()
+            try:
+                self._reads[layer].result()
+            except OSError:
+                del self._reads[layer]
+                raise
 
     def leave(self, layer: int) -> None:
         """A layer was computed."""
         if layer in self._regions and len(self._numbers) > AHEAD + 1:
-            del self._reads[layer]
+            self._reads.pop(layer, None)  # a step that failed may be left late, when another has been here
             self._thread.submit(self.file.drop, self._regions[layer])
 
     def close(self) -> None:
