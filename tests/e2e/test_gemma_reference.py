@@ -47,6 +47,7 @@ def gemma(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
 def test_ten_prompts_of_64_tokens_equal_transformers(gemma: Stack, kept: list[KeptAnswer]) -> None:
     messages = [request(one.text, temperature=0, max_tokens=GREEDY_TOKENS, ignore_eos=True) for one in kept]
     answers = asyncio.run(generate_all(gemma.address, messages))
+    assert len(kept) == 10
     assert [answer.token_ids for answer in answers] == [one.greedy for one in kept]
 
 

@@ -43,6 +43,11 @@ class Stream:
         inside = [moment for moment in self.arrivals if begin <= moment <= end]
         return np.diff(inside)
 
+    def gaps_beside_s(self, begin: float, end: float) -> np.ndarray:
+        """Between events, where any part of the wait lies in this time."""
+        pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
+        return np.array([after - before for before, after in pairs if after > begin and before < end])
+
 
 async def stream(
     client: AsyncClient,

@@ -174,11 +174,11 @@ async def _among_decodes(
         tasks = [asyncio.create_task(stream(client, ids, length, heard=heard)) for ids in prompts]
         await begun.wait()
         long = await stream(client, long_prompt, 4)
-        still = sum(not task.done() for task in tasks)
         decodes = list(await asyncio.gather(*tasks))
+    still = sum(one.arrivals[-1] > long.arrivals[0] for one in decodes)
     settled = max(one.arrivals[4] for one in decodes)  # their own prompts are through
     before = np.concatenate([one.gaps_s(settled, long.sent) for one in decodes])
-    beside = np.concatenate([one.gaps_s(long.sent, long.arrivals[0]) for one in decodes])
+    beside = np.concatenate([one.gaps_beside_s(long.sent, long.arrivals[0]) for one in decodes])
     return {
         "median_step_ms": 1e3 * float(np.median(before)),
         "longest_before_ms": 1e3 * float(before.max()),
