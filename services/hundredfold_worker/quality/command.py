@@ -34,7 +34,8 @@ what a cache encoding loses counts. Without --text the text is eight pages of Py
 
 With --decode the windows' first tokens are prompts and their last ones are drawn, --batch windows side by
 side, as a server does: that is what attention=sparse is measured by. The text is then every page, over which
-the windows are spread, and --tokens is not looked at; one side after the other is in memory.
+the windows are spread, and --tokens is not looked at; one side after the other is in memory, and A's logits,
+--decode times --batch times the vocabulary times 4 bytes, until B has run.
 
 \b
     hundredfold quality smollm2-135m :attention=sparse --window 8192 --chunk 512 --decode 64 --batch 16

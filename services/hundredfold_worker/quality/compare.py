@@ -10,6 +10,7 @@ import torch
 
 from hundredfold.errors import StartError
 from hundredfold_worker.model import LoadedModel, Selection
+from hundredfold_worker.quality.beforehand import room_for_logits, vocabulary
 from hundredfold_worker.quality.decode import DecodeSpeed, DecodingRows, tokens_per_second
 from hundredfold_worker.quality.layers import LayerLoss, LayerLosses
 from hundredfold_worker.quality.measures import Figures, Measures
@@ -20,6 +21,8 @@ from hundredfold_worker.startup import open_registries, start_model
 
 Progress = Callable[[str, int, int], None]
 """Called with the phase, what is done of it, and of how much."""
+
+_OTHER_TOKENS = "the two models read the text as different tokens; they cannot be compared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +97,12 @@ def compare(plan: Plan, progress: Progress) -> Comparison:
 
 def _compare_decoding(plan: Plan, progress: Progress) -> Comparison:
     """One side after the other, so that one cache is in memory at a time; the first's logits are kept."""
+    sizes = [vocabulary(side.settings.model) for side in plan.sides]
+    _same_vocabulary(plan, sizes)
+    room_for_logits(plan.decode, plan.batch, sizes[0])
+    text = _spread(plan)
     measures = Measures()
     first_logits: list[torch.Tensor] = []
-    texts: list[HeldOut] = []
     facts: list[SideFacts] = []
     speeds: list[float] = []
     for number, side in enumerate(plan.sides):
@@ -104,12 +110,8 @@ def _compare_decoding(plan: Plan, progress: Progress) -> Comparison:
         model = start_model(side.settings, open_registries(side.settings)).model
         if model.max_model_len < plan.window:
             raise StartError(f"window is {plan.window}, {side.text} takes {model.max_model_len} tokens")
-        texts.append(spread(side.settings.model, plan.text, plan.batch, plan.window, plan.decode))
-        others = number > 0 and model.vocab_size != first_logits[0].shape[1]
-        if others or texts[0].windows != texts[-1].windows:
-            raise StartError("the two models read the text as different tokens; they cannot be compared")
         facts.append(_facts(side, model))
-        rows = DecodingRows(model, side.settings.block_size, texts[0].windows)
+        rows = DecodingRows(model, side.settings.block_size, text.windows)
         prompt = plan.window - 1 - plan.decode
         seconds: list[float] = []
         with torch.inference_mode():
@@ -121,12 +123,22 @@ def _compare_decoding(plan: Plan, progress: Progress) -> Comparison:
                 if number == 0:
                     first_logits.append(logits.cpu().clone())
                 else:
-                    targets = torch.tensor([ids[prompt + step + 1] for ids in texts[0].windows])
+                    targets = torch.tensor([ids[prompt + step + 1] for ids in text.windows])
                     measures.add(first_logits[step], logits.cpu(), targets)
         speeds.append(tokens_per_second(plan.batch, seconds))
         del rows, model
     speed = DecodeSpeed(plan.batch, plan.window, (speeds[0], speeds[1]))
-    return Comparison((facts[0], facts[1]), texts[0], measures.figures(), None, speed)
+    return Comparison((facts[0], facts[1]), text, measures.figures(), None, speed)
+
+
+def _spread(plan: Plan) -> HeldOut:
+    first, other = (side.settings.model for side in plan.sides)
+    text = spread(first, plan.text, plan.batch, plan.window, plan.decode)
+    if other != first:
+        ids = spread(other, plan.text, plan.batch, plan.window, plan.decode)
+        if ids.windows != text.windows:
+            raise StartError(_OTHER_TOKENS)
+    return text
 
 
 def _score(
@@ -145,17 +157,20 @@ def _score(
 
 
 def _check(plan: Plan, models: list[LoadedModel], text: HeldOut) -> None:
-    sizes = [model.vocab_size for model in models]
+    _same_vocabulary(plan, [model.vocab_size for model in models])
+    other = plan.sides[1].settings.model
+    if other != plan.sides[0].settings.model:
+        ids = cut(other, plan.text, plan.num_tokens, max(map(len, text.windows)))
+        if ids.windows != text.windows:
+            raise StartError(_OTHER_TOKENS)
+
+
+def _same_vocabulary(plan: Plan, sizes: list[int]) -> None:
     if sizes[0] != sizes[1]:
         raise StartError(
             f"{plan.sides[0].text} has a vocabulary of {sizes[0]}, {plan.sides[1].text} one of {sizes[1]}: "
             "only models with the same tokens can be compared"
         )
-    other = plan.sides[1].settings.model
-    if other != plan.sides[0].settings.model:
-        ids = cut(other, plan.text, plan.num_tokens, max(map(len, text.windows)))
-        if ids.windows != text.windows:
-            raise StartError("the two models read the text as different tokens; they cannot be compared")
 
 
 def _facts(side: Side, model: LoadedModel) -> SideFacts:

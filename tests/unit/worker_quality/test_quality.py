@@ -11,10 +11,14 @@ import torch
 from click.testing import CliRunner, Result
 
 from hundredfold.config import ConfigError
+from hundredfold.errors import StartError
 from hundredfold_worker.quality import command
+from hundredfold_worker.quality.beforehand import room_for_logits
+from hundredfold_worker.quality.compare import Plan, compare
 from hundredfold_worker.quality.measures import Measures
 from hundredfold_worker.quality.sides import SideError, read_sides
 from hundredfold_worker.quality.text import PAGES, cut, read_text
+from support.llama_checkpoints import random_llama
 from support.tiny_model import make_tiny_model
 
 
@@ -44,6 +48,21 @@ def test_tokens_drawn_one_at_a_time(tiny: str) -> None:
         assert min(found["decode"]["tokens_per_second"]) > 0
     refused = CliRunner().invoke(command, [tiny, ":attention=torch", *text[:4], "--decode", "199"])
     assert "leave 198 at most" in refused.output
+
+
+def test_what_cannot_be_compared_is_told_before_a_model_is_loaded(tiny: str, tmp_path: Path) -> None:
+    random_llama().save_pretrained(tmp_path)
+    loads: list[str] = []
+    plan = Plan(read_sides(tiny, str(tmp_path)), None, 100, 64, 16, layers=False, decode=4, batch=2)
+    with pytest.raises(StartError, match="vocabulary of 512, .* one of 96"):
+        compare(plan, lambda phase, done, total: loads.append(phase))
+    assert loads == []
+
+
+def test_logits_that_memory_does_not_hold_are_refused() -> None:
+    room_for_logits(decode=4, batch=2, vocab_size=512)
+    with pytest.raises(StartError, match=r"--decode 1024 times --batch 256 keeps 15944646656000 bytes"):
+        room_for_logits(decode=1024, batch=256, vocab_size=15_206_000)
 
 
 def test_figures_by_hand() -> None:
