@@ -53,7 +53,9 @@ def test_kernels(name: str) -> None:
     report = check_kernel(Registry("hundredfold.kernels").get(name))
     in_fp32 = {sample.name for sample in samples(CPU)}
     assert {f"{sample}, float32" for sample in in_fp32} <= set(report.accepted)
-    assert all("bfloat16" in case for case in report.refused if "int8 inputs" not in case)
+    refused = [case for case in report.refused if "int8 inputs" not in case]
+    assert all("bfloat16" in case or "in any batch" in case for case in refused)
+    assert name != "cpu" or not any("in any batch" in case for case in refused)
 
 
 def test_attention() -> None:
