@@ -33,7 +33,7 @@ def room_for_logits(decode: int, batch: int, vocab_size: int) -> None:
     limit = int(_SHARE * min(free_bytes(cpu), total_bytes(cpu)))
     if wanted > limit:
         raise StartError(
-            f"--decode {decode} times --batch {batch} keeps {wanted} bytes ({show(wanted)}) of A's logits until "
-            f"B runs, {vocab_size} for each token; the limit is {limit} ({show(limit)}), half of the memory "
-            "that is free. Lower --decode or --batch"
+            f"--decode {decode} times --batch {batch} keeps {wanted} bytes ({show(wanted)}) of A's logits "
+            f"until B runs, {vocab_size} for each token; the limit is {limit} ({show(limit)}), half of the "
+            "memory that is free. Lower --decode or --batch"
         )

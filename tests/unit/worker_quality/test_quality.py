@@ -54,7 +54,7 @@ def test_what_cannot_be_compared_is_told_before_a_model_is_loaded(tiny: str, tmp
     random_llama().save_pretrained(tmp_path)
     loads: list[str] = []
     plan = Plan(read_sides(tiny, str(tmp_path)), None, 100, 64, 16, layers=False, decode=4, batch=2)
-    with pytest.raises(StartError, match="vocabulary of 512, .* one of 96"):
+    with pytest.raises(StartError, match=r"vocabulary of 512, .* one of 96"):
         compare(plan, lambda phase, done, total: loads.append(phase))
     assert loads == []
 
