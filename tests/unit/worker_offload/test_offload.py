@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ import torch
 from hundredfold.config import load as load_settings
 from hundredfold.models import DEFAULT_MODEL
 from hundredfold_worker.model import LoadedModel, ModelLoadError
-from hundredfold_worker.model.offload import Stream, StreamedLayers
-from hundredfold_worker.model.offload.layers import linears, window
-from hundredfold_worker.model.offload.spill import PAGE, Region, SpillFile
+from hundredfold_worker.model.offload import StreamedLayers
+from hundredfold_worker.model.offload.layers import linears
+from hundredfold_worker.model.offload.pages import PAGE
+from hundredfold_worker.model.offload.ring import window
+from hundredfold_worker.model.offload.spill import SpillFile
 from hundredfold_worker.quality.layers import LayerLosses
 from hundredfold_worker.settings import WorkerSettings
 from support.model_rows import load, run_rows
@@ -103,51 +104,31 @@ def test_layers_of_other_sizes_are_counted_as_they_are(checkpoint: Path, cache: 
 
 def test_what_is_in_memory_at_once() -> None:
     assert window({}) == 0
-    assert window({2: 5, 4: 7, 9: 1}) == 13  # nothing is dropped
-    assert window({0: 9, 2: 1, 4: 1, 6: 1, 8: 8}) == 18  # the last one, then the first two
-
-
-def test_a_read_that_failed_is_tried_again() -> None:
-    class Sick:
-        faults = 1
-
-        def fetch(self, regions: Any) -> None:
-            if self.faults:
-                self.faults -= 1
-                raise OSError(errno.ENOMEM, "no memory")
-
-        def drop(self, regions: Any) -> None: ...
-
-    stream = Stream(Sick(), dict.fromkeys(range(5), ()))  # type: ignore[arg-type]
-    with pytest.raises(OSError, match="no memory"):
-        stream.enter(0)
-    for number in range(5):
-        stream.enter(number)
-        stream.leave(number)
-    stream.leave(4)  # of the step that failed, late
-    stream.close()
+    assert window({2: 5, 4: 7, 9: 1}) == 13  # each has a buffer
+    assert window({0: 9, 2: 1, 4: 1, 6: 2, 8: 8}) == 18  # 0 and 6 share one, 2 and 8 another
 
 
 def test_layers_are_compared_while_both_sides_stream(checkpoint: Path, cache: Path) -> None:
     half = load(checkpoint).runtime.weight_bytes // 2
     sides = [load(checkpoint, weight_memory=half) for _ in range(2)]
-    dropped: list[list[int]] = []
+    reads: list[list[int]] = []
     for side in sides:
-        stream, seen = side.decoder.layers.stream, []  # type: ignore[attr-defined]
-        numbers = {regions: number for number, regions in stream._regions.items()}
+        ring, seen = side.decoder.layers.stream._ring, []  # type: ignore[attr-defined]
 
-        def drop(regions: tuple[Region, ...], own: Any = (stream.file.drop, numbers, seen)) -> None:
-            own[2].append(own[1][regions])
-            own[0](regions)
+        def read(number: int, own: Any = (ring.read, seen)) -> None:
+            own[1].append(number)
+            own[0](number)
 
-        stream.file.drop = drop
-        dropped.append(seen)
+        ring.read = read
+        reads.append(seen)
     losses = LayerLosses(*sides)
     losses.add(torch.arange(20))
     assert [loss.error for loss in losses.worst_first()] == [0.0] * (4 * LAYERS + 1)
-    for side, seen in zip(sides, dropped, strict=True):
-        side.decoder.layers.stream.close()  # type: ignore[attr-defined]
-        assert seen == 2 * sorted(streamed(side))  # once when they were looked at
+    for side, seen in zip(sides, reads, strict=True):
+        stream = side.decoder.layers.stream  # type: ignore[attr-defined]
+        stream.close()
+        shared = [number for buffer in stream._ring.shared if len(buffer) > 1 for number in buffer]
+        assert sorted(seen) == sorted(2 * shared)  # once when they were looked at
 
 
 def test_kernels_that_hide_their_weights_are_refused(checkpoint: Path) -> None:
@@ -164,11 +145,9 @@ def test_memory_is_given_back_and_the_content_stays(tmp_path: Path) -> None:
     before = psutil.Process().memory_info().rss
     regions = file.put([tensor, torch.ones(4)])
     file.flush()
-    file.cold = True
     file.drop(regions)
     assert len(regions) == 1
     assert psutil.Process().memory_info().rss < before - (24 << 20)
-    file.fetch(regions)
     assert tensor.data_ptr() == address
     assert torch.equal(tensor, copy)
     tensor[1 << 20] = 7  # private: the file does not change

@@ -1,4 +1,4 @@
-"""Weights beyond a budget: in a file, read ahead of use, dropped after it. See ``stream`` and ``spill``."""
+"""Weights beyond a budget: in a file, read ahead of use into shared buffers. See ``stream`` and ``ring``."""
 
 from hundredfold_worker.model.offload.layers import Budgeted, Held, StreamedLayers, load_layers
 from hundredfold_worker.model.offload.stream import Stream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +12,15 @@ from hundredfold.plugin import Linear, StoredLinear
 from hundredfold_worker.model.decoder import DecoderLayer
 from hundredfold_worker.model.errors import ModelLoadError
 from hundredfold_worker.model.loaded import Selection
+from hundredfold_worker.model.offload.ring import AHEAD, window
 from hundredfold_worker.model.offload.spill import Region, SpillFile
-from hundredfold_worker.model.offload.stream import AHEAD, Stream
+from hundredfold_worker.model.offload.stream import Stream
 
 _MIB = 1 << 20
 
 
 class StreamedLayers(tuple[DecoderLayer, ...]):
-    """Layers in order; going through them reads those ahead and drops those behind."""
+    """Layers in order; going through them reads those ahead over those behind."""
 
     stream: Stream
 
@@ -64,7 +65,7 @@ def load_layers(
 
     Raises:
         ModelLoadError: The budget holds not even what has to be in memory, a kernel does not say where its
-            weights lie, or there is no room for the file.
+            weights lie, or there is no room for the file or the buffers.
     """
     try:
         return _Plan(held, budget, directory).fill(make, count)
@@ -129,8 +130,7 @@ class _Plan:
             said += f"holds all {_mib(self._in_memory)} of weights"
             return Budgeted(layers, 0, (Selection("offload", "none", said),))
         self._file.flush()
-        for pages in (self._table, *self._regions.values()):
-            self._file.drop(pages)
+        self._file.drop(self._table)
         said += (
             f"{len(self._regions)} of {len(layers)} layers{' and the embedding' if self._table else ''} "
             f"({_mib(self._file.nbytes)}) lie in a file in {self._directory}; layers are read {AHEAD} ahead"
@@ -142,18 +142,6 @@ class _Plan:
         streamed = StreamedLayers(layers)
         streamed.stream = Stream(self._file, self._regions)
         return Budgeted(streamed, saved, selections)
-
-
-def window(sizes: Mapping[int, int]) -> int:
-    """Most bytes in memory at once of layers in a file: the one that runs, and those read ahead of it.
-
-    After the last comes the first again.
-    """
-    inside = [sizes[number] for number in sorted(sizes)]
-    if len(inside) <= AHEAD + 1:
-        return sum(inside)
-    around = inside + inside[:AHEAD]
-    return max(sum(around[first : first + AHEAD + 1]) for first in range(len(inside)))
 
 
 def nbytes(layer: DecoderLayer) -> int:

@@ -1,66 +1,115 @@
-"""Reads layers ahead of the computation and drops them behind it, on a thread of its own."""
+"""Reads layers ahead of the computation, on a thread of its own, into buffers that those behind have left."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
+from hundredfold_worker.model.offload.ring import Ring
 from hundredfold_worker.model.offload.spill import Region, SpillFile
 
-AHEAD = 2
-"""Layers that are read before they are needed."""
+
+@dataclass(slots=True)
+class _Buffer:
+    shared: tuple[int, ...]
+    """Layers that come here, in order."""
+    holds: int | None = None
+    """The one that was read, or will be."""
+    read: Future[None] | None = None
+
+    def after(self, layer: int) -> int:
+        """Who comes after one of them; after the last the first again."""
+        return next((number for number in self.shared if number > layer), self.shared[0])
 
 
 class Stream:
-    """The layers of one model that lie in a file.
+    """The layers of one model that lie in a file; one step at a time goes through them.
+
+    When it ends, each layer lies at its addresses as if there had never been a stream.
 
     Args:
         file: Holds them.
         regions: Of each such layer, by its number.
+
+    Raises:
+        OSError: There is no memory for the buffers, or the system refuses.
     """
 
     def __init__(self, file: SpillFile, regions: Mapping[int, tuple[Region, ...]]) -> None:
         self.file = file
-        self._regions = dict(regions)
-        self._numbers = sorted(regions)
-        self._reads: dict[int, Future[None]] = {}
-        self._thread = ThreadPoolExecutor(1, "weights")  # ends with this object
+        self._sizes = {number: sum(region.nbytes for region in pages) for number, pages in regions.items()}
+        self._ring = Ring(file, regions)
+        self._buffers = [_Buffer(shared) for shared in self._ring.shared]
+        self._buffer_of = {number: buffer for buffer in self._buffers for number in buffer.shared}
+        self._inside: int | None = None
+        self._thread = ThreadPoolExecutor(1, "weights")
+        self._end = weakref.finalize(self, _end, self._thread, self._ring)
+        self._begin(0)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that each step reads."""
-        if len(self._numbers) <= AHEAD + 1:
-            return 0
-        return sum(region.nbytes for pages in self._regions.values() for region in pages)
+        """Bytes that each step reads: of layers that have no buffer for themselves."""
+        return sum(
+            self._sizes[number]
+            for buffer in self._buffers
+            if len(buffer.shared) > 1
+            for number in buffer.shared
+        )
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The layers that lie in the file."""
-        return tuple(self._numbers)
+        return tuple(sorted(self._sizes))
 
     def enter(self, layer: int) -> None:
-        """A layer is about to be computed: have those after it read, the first ones of the next step too.
+        """A layer is about to be computed: waits until it was read.
 
-        Waits until this one was: many small reads, one for each page that a product comes to, are slower.
-        Raises ``OSError`` when it cannot be read; the next step tries again.
+        Raises:
+            OSError: It cannot be read.
+            RuntimeError: Another one is being computed.
         """
-        behind = [number for number in self._numbers if number >= layer]
-        for number in [*behind, *self._numbers][: AHEAD + 1]:
-            if number not in self._reads:
-                self._reads[number] = self._thread.submit(self.file.fetch, self._regions[number])
-        if layer in self._reads:
+        if self._inside is not None:
+            raise RuntimeError(f"layer {self._inside} is being computed: one step at a time streams weights")
+        buffer = self._buffer_of.get(layer)
+        if buffer is not None and self._end.alive:
+            if buffer.holds != layer:  # the step before ended early
+                self._begin(layer)
             try:
-                self._reads[layer].result()
+                buffer.read.result()  # type: ignore[union-attr] # there is one, for it holds the layer
             except OSError:
-                del self._reads[layer]
+                buffer.holds = None  # may be tried again
                 raise
+        self._inside = layer
 
     def leave(self, layer: int) -> None:
-        """A layer was computed."""
-        if layer in self._regions and len(self._numbers) > AHEAD + 1:
-            self._reads.pop(layer, None)  # a step that failed may be left late, when another has been here
-            self._thread.submit(self.file.drop, self._regions[layer])
+        """A layer was computed: its buffer is free for the one after it."""
+        if layer != self._inside:
+            return  # a step that failed may be left late
+        self._inside = None
+        buffer = self._buffer_of.get(layer)
+        if buffer is not None and self._end.alive:
+            self._fill(buffer, buffer.after(layer))
+
+    def _begin(self, layer: int) -> None:
+        """Fill every buffer for a computation that goes on at a layer, in the order of need."""
+        upcoming = {buffer.after(layer - 1): buffer for buffer in self._buffers}
+        for number in sorted(upcoming, key=lambda number: (number < layer, number)):
+            self._fill(upcoming[number], number)
+
+    def _fill(self, buffer: _Buffer, layer: int) -> None:
+        if buffer.holds != layer:
+            buffer.holds = layer
+            buffer.read = self._thread.submit(self._ring.read, layer)
 
     def close(self) -> None:
-        """Wait until all that was asked for is done; nothing can be asked for after it."""
+        """Wait until all that was asked for is done, and end."""
         self._thread.shutdown()
+        self._end()
+
+
+def _end(thread: ThreadPoolExecutor, ring: Ring) -> None:
+    """Does not wait: a read that goes on fills a buffer where no layer lies any more."""
+    thread.shutdown(wait=False, cancel_futures=True)
+    ring.dissolve()
