@@ -92,8 +92,8 @@ class LookingUpElementwise(Protocol):
     ) -> NativeCall | None:
         """Row ``rows[i]`` of a matrix, dequantized and then times ``factor``, into row ``i`` of ``out``.
 
-        ``rows`` is a buffer int64[most rows]. A number that the matrix has no row for gives NaN. ``None``
-        when matrices of this form cannot be looked up.
+        ``rows`` is a buffer int64[most rows]. A number that the matrix has no row for gives NaN, the
+        last line of defence: ids are checked before. ``None`` when matrices of this form cannot be looked up.
         """
 
 
