@@ -59,7 +59,6 @@ class CpuAttention:
     name = "cpu"
     api_version = API_VERSION
     priority = 10
-    batch_invariant = True
 
     def __init__(self, variant: Variant | None = None) -> None:
         self._variant = variant or best()
@@ -84,6 +83,10 @@ class CpuAttention:
         if layer.num_heads % layer.num_kv_heads:
             reasons.append(f"{layer.num_heads} query heads are no multiple of {layer.num_kv_heads} kv heads")
         return reasons
+
+    def varies(self, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding) -> Reasons:
+        """Never: runs of keys begin at a sequence's start and are joined in their order."""
+        return []
 
     def bytes_per_block(self, cache: KVCacheSpec, encoding: Encoding) -> int:
         """Keys and values, padded to whole vectors, and their scales."""
@@ -194,7 +197,8 @@ class CpuCapturedAttention:
 
 
 def _layer(layer: AttentionSpec, cache: CpuLayerCache, spec: KVCacheSpec) -> _Layer:
-    sinks = layer.sinks
+    # who has a window attends to all of it: nobody would read its bounds
+    sinks, bounds = layer.sinks, None if layer.sliding_window is not None else cache.bounds
     return _Layer(
         cache.blocks.data_ptr(),
         None if sinks is None else sinks.data_ptr(),
@@ -205,7 +209,7 @@ def _layer(layer: AttentionSpec, cache: CpuLayerCache, spec: KVCacheSpec) -> _La
         UNLIMITED if layer.sliding_window is None else layer.sliding_window,
         layer.scale,
         layer.softcap or 0.0,
-        None if cache.bounds is None else cache.bounds.data_ptr(),
+        None if bounds is None else bounds.data_ptr(),
     )
 
 

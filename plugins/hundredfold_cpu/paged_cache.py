@@ -52,12 +52,15 @@ class CpuLayerCache:
     whose last token is written, see native/choice.h; ``None`` where none are kept."""
 
     @classmethod
-    def allocate(
-        cls, cache: KVCacheSpec, encoding: Encoding, num_blocks: int, *, bounds: bool = False
-    ) -> CpuLayerCache:
+    def allocate(cls, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> CpuLayerCache:
         """Zeros, so that the pages exist from the start and a later step cannot run out of them."""
-        beside = _zeros(num_blocks, bounds_bytes(cache)) if bounds else None
-        return cls(_zeros(num_blocks, bytes_per_block(cache, encoding)), beside)
+        return cls(_zeros(num_blocks, bytes_per_block(cache, encoding)))
+
+    @classmethod
+    def with_bounds(cls, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> CpuLayerCache:
+        """The same, and the blocks' bounds."""
+        blocks = _zeros(num_blocks, bytes_per_block(cache, encoding))
+        return cls(blocks, _zeros(num_blocks, bounds_bytes(cache)))
 
     @property
     def nbytes(self) -> int:

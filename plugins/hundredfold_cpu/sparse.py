@@ -19,7 +19,6 @@ class SparseAttention(CpuAttention):
 
     name = "sparse"
     priority = -10
-    batch_invariant = False  # keys that an answer left in the prefix cache are not those of a prompt
 
     def __init__(self, variant: Variant | None = None, choice: Choice | None = None) -> None:
         super().__init__(variant)
@@ -42,10 +41,14 @@ class SparseAttention(CpuAttention):
             reasons.append(f"bounds the keys of caches in {known}, not in {encoding.value}")
         return reasons
 
+    def varies(self, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding) -> Reasons:
+        """A drawn token attends to less than a given one, and the prefix cache does not tell them apart."""
+        return ["keys that an answer left in the prefix cache are not those of a prompt"]
+
     def bytes_per_block(self, cache: KVCacheSpec, encoding: Encoding) -> int:
         """With the bounds of its keys."""
         return bytes_per_block(cache, encoding) + bounds_bytes(cache)
 
     def allocate(self, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> CpuLayerCache:
         """One layer's cache with its bounds."""
-        return CpuLayerCache.allocate(cache, encoding, num_blocks, bounds=True)
+        return CpuLayerCache.with_bounds(cache, encoding, num_blocks)

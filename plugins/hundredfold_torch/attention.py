@@ -52,6 +52,10 @@ class TorchAttention:
             reasons.append(f"{layer.num_heads} query heads are no multiple of {layer.num_kv_heads} kv heads")
         return reasons
 
+    def varies(self, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding) -> Reasons:
+        """In float32 on CPU it tries to keep bits; that a matrix library does at every shape nobody knows."""
+        return ["torch's products add in an order that depends on the rows beside them"]
+
     def bytes_per_block(self, cache: KVCacheSpec, encoding: Encoding) -> int:
         """Keys and values, and their scales."""
         kind = SCALES.get(encoding)

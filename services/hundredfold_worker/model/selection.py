@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from hundredfold.plugin import (
-    PROMISES_NOTHING,
     Activations,
     ApproximateAttention,
     AttentionPlugin,
@@ -35,7 +34,9 @@ from hundredfold.plugin import (
     ScalePolicy,
     choose,
     kernel_reasons,
+    variance_reasons,
 )
+from hundredfold.plugin.conformance import faults
 from hundredfold.plugin.registry import PluginError, Registry
 from hundredfold_worker.model.activations import ActivationsPolicy
 from hundredfold_worker.model.canonical import to_device
@@ -118,32 +119,49 @@ def choose_attention(
         approximate = asked == AUTO and isinstance(plugin, ApproximateAttention)
         return ["leaves keys out: only when it is asked for"] if approximate else []
 
-    def invariant(plugin: AttentionPlugin) -> Reasons:
-        promised = not batch_invariant or getattr(plugin, "batch_invariant", False)
-        return [] if promised else [PROMISES_NOTHING]
-
     asks = [lambda plugin, layer=layer: plugin.refuses(layer, spec, encoding) for layer in layers]
+    if batch_invariant:
+        asks += [
+            lambda plugin, layer=layer: variance_reasons(plugin, layer, spec, encoding) for layer in layers
+        ]
     registry = registries["hundredfold.attention"]
-    choice: Choice[AttentionPlugin] = _choose("attention", registry, asked, exact, invariant, *asks)
+    guard = Guard(registry)
+    choice: Choice[AttentionPlugin] = _choose("attention", registry, asked, exact, *asks)
     backend, selection = choice.value, _selection("attention", choice)
     if options:
-        backend = _told(Guard(registry), choice, options)
-    if isinstance(backend, ApproximateAttention):
-        selection = replace(selection, reason=f"{selection.reason}; {backend.approximation}")
-    Guard(registry).try_attention(backend, layers, spec, encoding)
+        backend = _told(guard, choice, options)
+        if reasons := guard.asking(*asks, asked_for=True)(backend):
+            raise ModelLoadError(f"attention '{choice.name}' with attention_options: {', '.join(reasons)}")
+    if (approximate := _approximate(guard, backend)) is not None:
+        left_out = guard.call(backend, "approximation", lambda: str(approximate.approximation))
+        selection = replace(selection, reason=f"{selection.reason}; {left_out}")
+    guard.try_attention(backend, layers, spec, encoding)
     return backend, selection
 
 
+def _approximate(guard: Guard, plugin: AttentionPlugin) -> ApproximateAttention | None:
+    """``plugin`` where it leaves something out; to look for its property is to run it."""
+
+    def look() -> ApproximateAttention | None:
+        return plugin if isinstance(plugin, ApproximateAttention) else None
+
+    return guard.call(plugin, "approximation", look)
+
+
 def _told(guard: Guard, choice: Choice[AttentionPlugin], options: Mapping[str, str]) -> AttentionPlugin:
-    plugin = choice.value
-    if not isinstance(plugin, ApproximateAttention):
+    approximate = _approximate(guard, choice.value)
+    if approximate is None:
         raise ModelLoadError(
             f"attention_options names {', '.join(options)}, and attention '{choice.name}' takes no options"
         )
     try:
-        return guard.call(plugin, "told()", lambda: plugin.told(options), expected=(ValueError,))
+        told = guard.call(choice.value, "told()", lambda: approximate.told(options), expected=(ValueError,))
     except ValueError as error:
         raise ModelLoadError(f"attention '{choice.name}': attention_options: {error}") from error
+    missing = guard.call(choice.value, "told()", lambda: faults("hundredfold.attention", choice.name, told))
+    if missing:
+        raise guard.fault(choice.value, f"told() gave {type(told).__name__}, which {'; it '.join(missing)}")
+    return told
 
 
 def choose_elementwise(

@@ -9,10 +9,12 @@ from hundredfold.plugin.attention import (
     AttentionBatch,
     AttentionPlugin,
     AttentionSpec,
+    InvariantAttention,
     KeysAndValues,
     LayerCache,
     PlannedAttention,
     own_cache,
+    variance_reasons,
 )
 from hundredfold.plugin.capture import (
     NO_ROWS,
@@ -33,7 +35,6 @@ from hundredfold.plugin.elementwise import (
     Rotation,
 )
 from hundredfold.plugin.kernels import (
-    PROMISES_NOTHING,
     Activations,
     InvariantKernel,
     KernelPlugin,
@@ -53,7 +54,7 @@ from hundredfold.plugin.quantization import (
     TensorSource,
 )
 from hundredfold.plugin.quantizer import Quantizer
-from hundredfold.plugin.reasons import Choice, NothingFits, Reasons, Refused, choose
+from hundredfold.plugin.reasons import PROMISES_NOTHING, Choice, NothingFits, Reasons, Refused, choose
 from hundredfold.plugin.sampling import Drawer, DrawingElementwise, DrawRows
 from hundredfold.plugin.speculative import Drafter, DraftRequest, SpeculationSpec, SpeculativePlugin
 from hundredfold.plugin.weights import (
@@ -119,6 +120,7 @@ __all__ = [
     "Formats",
     "GroupedIntWeight",
     "InputTransform",
+    "InvariantAttention",
     "InvariantKernel",
     "KVCachePlugin",
     "KVCacheSpec",
@@ -152,4 +154,5 @@ __all__ = [
     "choose",
     "kernel_reasons",
     "own_cache",
+    "variance_reasons",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from hundredfold.plugin.kv_cache import Encoding, KVCacheSpec
-from hundredfold.plugin.reasons import Reasons
+from hundredfold.plugin.reasons import PROMISES_NOTHING, Reasons
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,11 +99,7 @@ class PlannedAttention(Protocol):
 
 
 class AttentionPlugin(Protocol):
-    """Group ``hundredfold.attention``.
-
-    A backend that gives a token the same bits whatever sequences are computed beside it, and however a prompt
-    is cut into steps, has an attribute ``batch_invariant`` that is true.
-    """
+    """Group ``hundredfold.attention``."""
 
     name: str
     api_version: int
@@ -121,6 +117,25 @@ class AttentionPlugin(Protocol):
 
     def plan(self, batch: AttentionBatch, cache: KVCacheSpec, encoding: Encoding) -> PlannedAttention:
         """Prepare a step."""
+
+
+@runtime_checkable
+class InvariantAttention(Protocol):
+    """An ``AttentionPlugin`` that gives tokens of some layers the same bits whatever sequences are computed
+    beside them, and however a prompt is cut into steps.
+    """
+
+    def varies(self, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding) -> Reasons:
+        """Why a token's bits may depend on either; empty where they never do."""
+
+
+def variance_reasons(
+    plugin: AttentionPlugin, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding
+) -> Reasons:
+    """Why ``plugin`` is not taken where the same bits are asked for; empty when it promises them."""
+    if not isinstance(plugin, InvariantAttention):
+        return [PROMISES_NOTHING]
+    return plugin.varies(layer, cache, encoding)
 
 
 @runtime_checkable

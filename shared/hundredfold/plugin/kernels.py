@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from hundredfold.plugin.reasons import Reasons
+from hundredfold.plugin.reasons import PROMISES_NOTHING, Reasons
 from hundredfold.plugin.weights import CanonicalWeight
 
 if TYPE_CHECKING:
@@ -97,10 +97,6 @@ class InvariantKernel(Protocol):
 
     def varies(self, spec: LinearSpec) -> Reasons:
         """Why bits of the layer's rows may depend on how many there are; empty where they never do."""
-
-
-PROMISES_NOTHING = "does not promise a row the same bits in every batch"
-"""Why a plugin that says nothing of it is not for batch-invariant layers."""
 
 
 def kernel_reasons(kernel: KernelPlugin, spec: LinearSpec) -> Reasons:

@@ -11,6 +11,9 @@ T = TypeVar("T")
 Reasons = list[str]
 """Why something cannot be done; empty when it can."""
 
+PROMISES_NOTHING = "does not promise a row the same bits in every batch"
+"""Why a plugin that says nothing of it is not taken where a row's bits may not depend on the batch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:
