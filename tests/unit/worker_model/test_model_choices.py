@@ -13,6 +13,7 @@ from hundredfold.models import resolve
 from hundredfold.plugin.registry import all_registries
 from hundredfold_worker.model import LoadOptions, ModelLoadError, load_model, precision
 from hundredfold_worker.model.precision import choose_dtype
+from support.distributions import put_distribution
 from support.llama_checkpoints import random_llama
 from support.model_rows import load
 
@@ -125,6 +126,46 @@ def test_attention_that_leaves_keys_out_is_told_how_many(checkpoint: Path) -> No
     ):
         with pytest.raises(ModelLoadError, match=said):
             load(checkpoint, **options)
+
+
+STRANGER = """
+from hundredfold_torch.attention import TorchAttention
+
+class Plugin(TorchAttention):
+    name = "stranger"
+    does = ""
+
+    @property
+    def approximation(self):
+        if self.does == "raises":
+            raise RuntimeError("no words")
+        return "a little"
+
+    def told(self, options):
+        told = Plugin()
+        told.does = options["does"]
+        return None if told.does == "gives nothing" else told
+
+    def refuses(self, layer, cache, encoding):
+        return ["not so"] if self.does == "refuses" else []
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("raises", "approximation raised RuntimeError: no words"),
+        ("refuses", "attention 'stranger' with attention_options: not so"),
+        ("gives nothing", r"told\(\) gave NoneType, which has no attribute 'name'"),
+    ],
+)
+def test_attention_that_was_told_is_asked_again(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, said: str
+) -> None:
+    put_distribution(tmp_path, f"stranger-{len(does)}", "hundredfold.attention", "stranger", STRANGER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModelLoadError, match=said):
+        load(checkpoint, attention="stranger", attention_options={"does": does})
 
 
 def test_max_model_len(checkpoint: Path) -> None:
