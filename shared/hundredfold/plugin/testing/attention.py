@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import torch
 
-from hundredfold.plugin import AttentionBatch, AttentionPlugin, AttentionSpec, Encoding, KVCacheSpec
+from hundredfold.plugin import (
+    AttentionBatch,
+    AttentionPlugin,
+    AttentionSpec,
+    Encoding,
+    KVCacheSpec,
+    variance_reasons,
+)
 from hundredfold.plugin.testing.kernels import COMPANIES
 from hundredfold.plugin.testing.paged import PagedSequences
 from hundredfold.plugin.testing.report import Report, check_plugin, checked_reasons, require
@@ -38,7 +45,7 @@ def check_attention(
     """Compare ``plugin`` with the reference for each layer, type, encoding and block size it accepts.
 
     Lengths stand at, before and after block boundaries; every unused slot and padding block holds NaN;
-    rows of all kinds share a batch; one row's NaN must stay its own. A backend that is ``batch_invariant``
+    rows of all kinds share a batch; one row's NaN must stay its own. A backend that says that no bits vary
     has to give a sequence the same bits among 1, 7, 64 and 256, its prompt in one piece or in several.
     Raises ``NonConformance``.
     """
@@ -59,7 +66,8 @@ def check_attention(
                         continue
                     _check_layer(plugin, layer, cache, encoding, f"{plugin.name}, {case}")
                     first = name == "grouped queries" and block_size == block_sizes[0]
-                    if first and getattr(plugin, "batch_invariant", False):
+                    varies = checked_reasons(plugin, case, variance_reasons(plugin, layer, cache, encoding))
+                    if first and not varies:
                         _check_company(plugin, layer, cache, encoding, f"{plugin.name}, {case}")
                     report.accepted.append(case)
     require(bool(report.accepted), f"{plugin.name} refuses everything on {device}: {report.refused}")
