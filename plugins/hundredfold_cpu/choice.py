@@ -15,7 +15,7 @@ Ints = NDArray[np.int64]
 class Choice:
     """The knobs, in tokens, so that they mean the same whatever the block size."""
 
-    keep: float = 0.25
+    keep: float = 0.5
     """Share of a sequence's blocks that a token attends to; 1 for all, which is exact."""
     least: int = 1024
     """Tokens that are attended to at least, as far as there are so many: shorter sequences stay exact."""

@@ -164,8 +164,11 @@ def test_attention_that_was_told_is_asked_again(
 ) -> None:
     put_distribution(tmp_path, f"stranger-{len(does)}", "hundredfold.attention", "stranger", STRANGER)
     monkeypatch.syspath_prepend(str(tmp_path))
+    options = LoadOptions(
+        dtype="fp32", device="cpu", num_threads=1, attention="stranger", attention_options={"does": does}
+    )
     with pytest.raises(ModelLoadError, match=said):
-        load(checkpoint, attention="stranger", attention_options={"does": does})
+        load_model(resolve(str(checkpoint)), options, all_registries())
 
 
 def test_max_model_len(checkpoint: Path) -> None:
