@@ -63,8 +63,8 @@ class Paged:
         poison(cache)
         return cache
 
-    def run(self, chunks: list[int], beside: int = 0) -> Tensor:
-        """All tokens' outputs, ``chunks`` at a time, with ``beside`` tokens of another sequence each time."""
+    def run(self, chunks: list[int], beside: int = 0, neighbours: int = 1) -> Tensor:
+        """All tokens' outputs, ``chunks`` at a time, with ``beside`` tokens of other sequences each time."""
         self.cache = self.fresh()
         size, done, found = self.spec.block_size, 0, []
         for count in chunks:
@@ -78,7 +78,7 @@ class Paged:
             )
             parts = [part[done : done + count] for part in (self.q, self.k, self.v)]
             if beside:
-                batch, parts = self.with_company(batch, parts, beside)
+                batch, parts = self.with_company(batch, parts, beside, neighbours)
             planned = self.backend.plan(batch, self.spec, self.encoding)
             out = planned(self.layer, self.cache, *parts)
             found.append(out[len(out) - count :])
@@ -86,22 +86,22 @@ class Paged:
         return torch.cat(found)
 
     def with_company(
-        self, batch: AttentionBatch, parts: list[Tensor], tokens: int
+        self, batch: AttentionBatch, parts: list[Tensor], tokens: int, neighbours: int
     ) -> tuple[AttentionBatch, list[Tensor]]:
-        """Another sequence goes first; it lies at the end of the table, turned around."""
+        """Other sequences go first; they lie at the end of the table, turned around."""
         size = self.spec.block_size
-        table = self.table.flip(0)
+        turned, blocks = self.table.flip(0), -(-tokens // size)
+        tables = torch.stack([turned.roll(-i * blocks) for i in range(neighbours)])
         positions = torch.arange(tokens)
+        slots = tables.long()[:, positions // size] * size + positions % size
         joined = AttentionBatch(
-            query_lens=[tokens, *batch.query_lens],
-            seq_lens=[tokens, *batch.seq_lens],
-            block_tables=torch.cat((table[None], batch.block_tables)),
-            slot_mapping=torch.cat(
-                (table.long()[positions // size] * size + positions % size, batch.slot_mapping)
-            ),
-            positions=torch.cat((positions, batch.positions)),
+            query_lens=[*[tokens] * neighbours, *batch.query_lens],
+            seq_lens=[*[tokens] * neighbours, *batch.seq_lens],
+            block_tables=torch.cat((tables, batch.block_tables)),
+            slot_mapping=torch.cat((slots.flatten(), batch.slot_mapping)),
+            positions=torch.cat((positions.repeat(neighbours), batch.positions)),
         )
-        return joined, [torch.cat(pair) for pair in zip(self.draw(tokens), parts, strict=True)]
+        return joined, [torch.cat(pair) for pair in zip(self.draw(tokens * neighbours), parts, strict=True)]
 
 
 PLAIN = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=64, scale=0.125)
@@ -172,6 +172,18 @@ def test_bits_on_long_rows() -> None:
     paged.table = torch.arange(NUM_BLOCKS, dtype=torch.int32)
     whole = paged.run([3500])
     assert torch.equal(paged.run([3400, 1, 1, 98]), whole)
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+@pytest.mark.parametrize("encoding", [Encoding.FP32, Encoding.INT8])
+def test_bits_of_several_runs_that_threads_share(threads: int, encoding: Encoding) -> None:
+    """Alone its runs are dealt out one by one, beside six others they may not be."""
+    paged = Paged(PLAIN, 1300, block_size=64, encoding=encoding)
+    whole = paged.run([1300])
+    torch.set_num_threads(threads)
+    for beside in (0, 40):
+        for chunks in ([1300], [1298, 1, 1]):
+            assert torch.equal(paged.run(chunks, beside, neighbours=6), whole), (beside, chunks)
 
 
 def test_layers_of_two_kinds_share_a_step() -> None:

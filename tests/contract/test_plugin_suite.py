@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -55,6 +55,11 @@ def test_honest_kernels_pass() -> None:
     assert any("after hadamard" in case for case in report.accepted)
 
 
+def next_float(x: Tensor) -> Tensor:
+    """The last bit is another, as where a sum is added up in another order."""
+    return torch.nextafter(x, torch.full_like(x, torch.inf))
+
+
 class NearlyRight(SlowKernels):
     def __init__(self, wrong: str) -> None:
         self.wrong = wrong
@@ -88,6 +93,8 @@ class WrongLinear(SlowLinear):
             return y.nan_to_num()
         if self.wrong == "other type":
             return y.double()
+        if self.wrong == "splits by the batch" and len(x) > 64:  # more than accuracy is tried with
+            return next_float(y)
         if self.wrong == "wrong from 17 rows" and len(x) >= 17:
             return y * 1.01
         return y
@@ -110,6 +117,21 @@ class WrongLinear(SlowLinear):
 def test_wrong_kernels_are_caught(wrong: str, said: str) -> None:
     with pytest.raises(NonConformance, match=said):
         check_kernel(NearlyRight(wrong), dtypes=[torch.float32])
+
+
+class Promising(NearlyRight):
+    """Says that a row's bits are its own."""
+
+    def varies(self, spec: LinearSpec) -> Reasons:
+        return []
+
+
+def test_a_kernel_that_does_not_keep_its_bits_is_caught() -> None:
+    assert any(
+        "in any batch" in case for case in check_kernel(Promising(""), dtypes=[torch.float32]).accepted
+    )
+    with pytest.raises(NonConformance, match="other bits in a batch of 1 than among 256"):
+        check_kernel(Promising("splits by the batch"), dtypes=[torch.float32])
 
 
 def test_honest_attention_passes() -> None:
@@ -139,6 +161,9 @@ class WrongPlan(SlowPlan):
         self.cache_spec = cache
 
     def attend(self, layer: AttentionSpec, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        if self.wrong == "halves prompts" and len(keys) > 1200:
+            keys, values = keys.clone(), values.clone()
+            keys[:600] = 0
         if self.wrong == "no window":
             layer = replace(layer, sliding_window=None)
         if self.wrong == "window one off" and layer.sliding_window is not None:
@@ -147,9 +172,16 @@ class WrongPlan(SlowPlan):
             layer = replace(layer, softcap=None)
         if self.wrong == "no sinks":
             layer = replace(layer, sinks=None)
+        rows, same = len(self.batch.seq_lens), super().attend(layer, q, keys, values)
+        if (
+            (self.wrong == "splits by the batch" and len(keys) > 1000 and rows == 1)
+            or (self.wrong == "sorts by the batch" and rows > 64)
+            or (self.wrong == "cuts a long prompt" and len(keys) > len(q) > 100)
+        ):
+            return next_float(same)
         if self.wrong == "not causal":
             return torch.cat([SlowPlan.attend(self, layer, row[None], keys, values) for row in q])
-        return super().attend(layer, q, keys, values)
+        return same
 
 
 class WrongAttention(SlowAttention):
@@ -190,6 +222,48 @@ def test_wrong_attention_is_caught(wrong: str, said: str) -> None:
         check_attention(
             WrongAttention(wrong), dtypes=[torch.float32], encodings=[Encoding.FP32], block_sizes=[16]
         )
+
+
+class PromisingAttention(WrongAttention):
+    """Says that a token's bits are its own, and takes blocks of 32 alone."""
+
+    def refuses(self, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding) -> Reasons:
+        return super().refuses(layer, cache, encoding) if cache.block_size == 32 else ["takes blocks of 32"]
+
+    def varies(self, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding) -> Reasons:
+        return ["adds sinks where it likes"] if layer.sinks is not None else []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("splits by the batch", "1101 tokens differ beside 7 others"),
+        ("sorts by the batch", "differ among 1 sequences"),
+        ("cuts a long prompt", "1100 tokens differ when it is cut"),
+    ],
+)
+def test_attention_that_does_not_keep_its_bits_is_caught(wrong: str, said: str) -> None:
+    with pytest.raises(NonConformance, match=said):
+        check_attention(PromisingAttention(wrong), dtypes=[torch.float32], encodings=[Encoding.FP32])
+
+
+def test_attention_that_keeps_its_bits_passes() -> None:
+    report = check_attention(PromisingAttention(""), dtypes=[torch.float32], encodings=[Encoding.FP32])
+    assert all("blocks of 32" in case for case in report.accepted)
+
+
+class Approximate(WrongAttention):
+    """Leaves keys out from 1,200 tokens on, whoever asks."""
+
+    approximation = "half of what is long"
+
+    def told(self, options: Mapping[str, str]) -> Approximate:
+        return self
+
+
+def test_an_approximation_of_prompts_is_caught() -> None:
+    with pytest.raises(NonConformance, match="a long prompt, row of 599 tokens"):
+        check_attention(Approximate("halves prompts"), dtypes=[torch.float32], block_sizes=[16])
 
 
 class HalfMethod:

@@ -19,8 +19,11 @@ SHARE = 1.25
 """Most that our error may be of transformers' own."""
 PROMPTS = [
     "The capital of France is",
+    "Once upon a time, in a village by the sea,",
     "Photosynthesis is the process by which",
+    "To make bread you need flour,",
     "def fibonacci(n):\n",
+    "The difference between weather and climate is that",
 ]
 
 

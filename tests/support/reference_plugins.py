@@ -92,7 +92,7 @@ class SlowPlan:
         out = torch.empty(len(q), layer.num_heads, layer.head_dim)
         group = layer.num_heads // layer.num_kv_heads
         for head in range(layer.num_heads):
-            scores = q[:, head].float() @ keys[:, head // group].float().T * layer.scale
+            scores = q[:, head].double() @ keys[:, head // group].double().T * layer.scale
             if layer.softcap is not None:
                 scores = layer.softcap * (scores / layer.softcap).tanh()
             query_at = torch.arange(len(keys) - len(q), len(keys))[:, None]
@@ -104,12 +104,12 @@ class SlowPlan:
             if layer.sinks is not None:
                 scores = torch.cat([scores, layer.sinks[head].expand(len(q), 1)], 1)
             weights = scores.softmax(-1)[:, : len(keys)]
-            out[:, head] = weights @ values[:, head // group].float()
+            out[:, head] = weights @ values[:, head // group].double()
         return out.flatten(1)
 
 
 class SlowAttention:
-    """Paged attention over plain tensors, one row and one head at a time."""
+    """Paged attention over plain tensors, one row and one head at a time, in float64."""
 
     name = "slow"
     api_version = API_VERSION

@@ -155,6 +155,7 @@ class PagedSequences:
             block_tables=torch.tensor(padded, dtype=torch.int32, device=device),
             slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
             positions=torch.tensor(positions, dtype=torch.int64, device=device),
+            prompt_lens=lengths,
         )
         planned = self._plugin.plan(batch, self._spec, self._encoding)
         q, k, v = (torch.cat([getattr(row, part) for row in rows]) for part in "qkv")
