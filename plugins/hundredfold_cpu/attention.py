@@ -19,7 +19,7 @@ from hundredfold.plugin import (
     Reasons,
     own_cache,
 )
-from hundredfold_cpu.choice import Choice
+from hundredfold_cpu.choice import BlockChoice
 from hundredfold_cpu.elementwise import SUFFIXES
 from hundredfold_cpu.library import INT, POINTER, Variant, best
 from hundredfold_cpu.paged_cache import LANES, STORED, CpuLayerCache, bytes_per_block
@@ -37,7 +37,7 @@ MOST_HEAD_DIM = 512
 
 
 class _Layer(ctypes.Structure):
-    """``Layer`` of native/attention.cpp."""
+    """``Layer`` of native/step.h."""
 
     _fields_ = (
         ("blocks", POINTER),
@@ -63,7 +63,7 @@ class CpuAttention:
     def __init__(self, variant: Variant | None = None) -> None:
         self._variant = variant or best()
         self._scratch = Scratch()
-        self._choice: Choice | None = None
+        self._choice: BlockChoice | None = None
         self._kernels: dict[tuple[torch.dtype, Encoding, bool], Callable[..., None]] = {}
 
     def refuses(self, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding) -> Reasons:
@@ -128,7 +128,7 @@ class CpuPlannedAttention:
         cache: KVCacheSpec,
         scratch: Scratch,
         kernel: Callable[..., None],
-        choice: Choice | None,
+        choice: BlockChoice | None,
     ) -> None:
         self._batch = batch
         self._cache = cache
@@ -166,7 +166,7 @@ class CpuCapturedAttention:
     """Attention of a program: layers of a kind share a record, into which each step is written anew."""
 
     def __init__(
-        self, variant: Variant, kernel: str, cache: KVCacheSpec, scratch: Scratch, choice: Choice | None
+        self, variant: Variant, kernel: str, cache: KVCacheSpec, scratch: Scratch, choice: BlockChoice | None
     ) -> None:
         self._variant = variant
         self._choice = choice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BlockChoice:
     """The knobs, in tokens, so that they mean the same whatever the block size."""
 
     keep: float = 0.5
@@ -25,15 +26,15 @@ class Choice:
     """Tokens before a token's own block that are attended to in any case."""
 
     @classmethod
-    def read(cls, options: Mapping[str, str]) -> Choice:
+    def read(cls, options: Mapping[str, str]) -> Self:
         """From NAME=VALUE options. Raises ``ValueError`` naming the option, its value and what is allowed."""
         known = [field.name for field in fields(cls)]
-        values: dict[str, float | int] = {}
+        values: dict[str, Any] = {}
         for name, text in options.items():
             if name not in known:
                 raise ValueError(f"knows no option {name!r}, only {', '.join(known)}")
             values[name] = _share(text) if name == "keep" else _tokens(name, text)
-        return cls(**values)  # type: ignore[arg-type] # keep alone is no whole number
+        return cls(**values)
 
     def __str__(self) -> str:
         return (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hundredfold.plugin import AttentionSpec, Encoding, KVCacheSpec, Reasons
 from hundredfold_cpu.attention import CpuAttention
-from hundredfold_cpu.choice import Choice
+from hundredfold_cpu.choice import BlockChoice
 from hundredfold_cpu.library import Variant
 from hundredfold_cpu.paged_cache import CpuLayerCache, bounds_bytes, bytes_per_block
 
@@ -20,9 +20,9 @@ class SparseAttention(CpuAttention):
     name = "sparse"
     priority = -10
 
-    def __init__(self, variant: Variant | None = None, choice: Choice | None = None) -> None:
+    def __init__(self, variant: Variant | None = None, choice: BlockChoice | None = None) -> None:
         super().__init__(variant)
-        self._choice = choice or Choice()
+        self._choice = choice or BlockChoice()
 
     @property
     def approximation(self) -> str:
@@ -30,8 +30,8 @@ class SparseAttention(CpuAttention):
         return str(self._choice)
 
     def told(self, options: Mapping[str, str]) -> SparseAttention:
-        """With ``keep``, ``least``, ``first`` and ``recent``, see ``Choice``."""
-        return SparseAttention(self._variant, Choice.read(options))
+        """With ``keep``, ``least``, ``first`` and ``recent``, see ``BlockChoice``."""
+        return SparseAttention(self._variant, BlockChoice.read(options))
 
     def refuses(self, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding) -> Reasons:
         """What `cpu` refuses, and encodings whose keys it cannot bound. Layers with a window stay exact."""

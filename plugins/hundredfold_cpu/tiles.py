@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hundredfold.plugin import AttentionBatch, AttentionSpec, KVCacheSpec
-from hundredfold_cpu.choice import Choice
+from hundredfold_cpu.choice import BlockChoice
 from hundredfold_cpu.library import INT, POINTER
 from hundredfold_cpu.paged_cache import LANES, padded
 
@@ -34,7 +34,7 @@ _NOTHING: Ints = np.empty((0, 4), dtype=np.int64)
 
 
 class StepRecord(ctypes.Structure):
-    """``Step`` of native/attention.cpp."""
+    """``Step`` of native/step.h."""
 
     _fields_ = (
         ("tiles", POINTER),
@@ -84,12 +84,14 @@ def prepare_step(
     cache: KVCacheSpec,
     layer: AttentionSpec,
     scratch: Scratch,
-    choice: Choice | None = None,
+    choice: BlockChoice | None = None,
 ) -> Step:
     """For every layer with as many heads and such a window.
 
-    With a ``choice`` the cache has bounds; queries that do not attend to all blocks are tiles of their own.
+    With a ``choice`` queries that do not attend to all blocks are tiles of their own, and a block is written
+    by one thread, which bounds it. Who has a window attends to all of it, and nobody would read its bounds.
     """
+    choice = None if layer.sliding_window is not None else choice
     threads = torch.get_num_threads()
     group, heads, width = layer.num_heads // layer.num_kv_heads, layer.num_kv_heads, padded(layer.head_dim)
     lengths = np.array(batch.seq_lens, dtype=np.int64)
@@ -101,8 +103,7 @@ def prepare_step(
     queries = np.array(batch.query_lens, dtype=np.int64)
     starts = np.cumsum(queries) - queries
     computed, size = lengths - queries, cache.block_size
-    chooses = choice is not None and layer.sliding_window is None
-    exact = _exact(choice, batch, size) if choice is not None and chooses else queries
+    exact = queries if choice is None else _exact(choice, batch.prompt_lens, queries, lengths, size)
     rows, firsts, counts = _cut(exact, max(1, TILE_ROWS // group))
     blocks = np.zeros_like(rows)
     if choice is not None and bool((exact < queries).any()):
@@ -202,13 +203,13 @@ def _step(
     return Step(ctypes.byref(step), (step, tiles, items, joins, pieces, batch, room))
 
 
-def _exact(choice: Choice, batch: AttentionBatch, size: int) -> Ints:
+def _exact(
+    choice: BlockChoice, prompt_lens: list[int] | None, queries: Ints, lengths: Ints, size: int
+) -> Ints:
     """Of each row, how many leading queries attend to all: those of its prompt, and at short lengths."""
-    queries = np.array(batch.query_lens, dtype=np.int64)
-    lengths = np.array(batch.seq_lens, dtype=np.int64)
-    given = np.where(queries > 1, lengths, 0)
-    if batch.prompt_lens is not None:
-        given = np.array(batch.prompt_lens, dtype=np.int64)
+    given = (
+        np.where(queries > 1, lengths, 0) if prompt_lens is None else np.array(prompt_lens, dtype=np.int64)
+    )
     until = np.maximum(given, choice.exact_until(size, int(lengths.max(initial=0))))
     exact: Ints = np.clip(until - (lengths - queries), 0, queries)
     return exact

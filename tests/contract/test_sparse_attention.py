@@ -13,7 +13,7 @@ from hundredfold.plugin import AttentionBatch, AttentionSpec, Encoding, KVCacheS
 from hundredfold.plugin.kv_codes import decode, encode
 from hundredfold.plugin.testing import check_attention
 from hundredfold_cpu.attention import CpuAttention
-from hundredfold_cpu.choice import Choice
+from hundredfold_cpu.choice import BlockChoice
 from hundredfold_cpu.library import Variant, variants
 from hundredfold_cpu.sparse import SparseAttention
 from support.poison import poison
@@ -21,7 +21,7 @@ from support.poison import poison
 CPU = torch.device("cpu")
 SIZE, NUM_BLOCKS = 16, 96
 SCALED = (Encoding.INT8, Encoding.FP8, Encoding.FP8_E5M2)
-CHOICE = Choice(keep=0.25, least=80, first=16, recent=16)
+CHOICE = BlockChoice(keep=0.25, least=80, first=16, recent=16)
 LAYER = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=24, scale=0.3)
 PROMPT, LENGTH = 150, 200
 
@@ -43,7 +43,7 @@ class Rows:
         self,
         layer: AttentionSpec = LAYER,
         encoding: Encoding = Encoding.FP32,
-        choice: Choice = CHOICE,
+        choice: BlockChoice = CHOICE,
         variant: Variant | None = None,
     ) -> None:
         self.backend = SparseAttention(variant, choice)
@@ -209,9 +209,9 @@ def test_windows_and_keep_all_are_exact(layer: AttentionSpec) -> None:
 
 
 def test_options() -> None:
-    assert Choice.read({"keep": "0.5", "least": "64"}) == Choice(keep=0.5, least=64)
+    assert BlockChoice.read({"keep": "0.5", "least": "64"}) == BlockChoice(keep=0.5, least=64)
     for wrong in ({"keep": "0"}, {"keep": "nan"}, {"keep": "1.01"}, {"least": "-1"}, {"last": "3"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            Choice.read(wrong)
+            BlockChoice.read(wrong)
     told = SparseAttention().told({"keep": "0.125"})
     assert "0.125 of the blocks" in told.approximation

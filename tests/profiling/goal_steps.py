@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from event_streams import Looks, Stream, one_by_one, random_ids, stream
 
+from hundredfold.bench.alone import alone
 from hundredfold.bench.arrivals import Arrival
 from hundredfold.bench.neighbours import ask_neighbours
 from hundredfold.bench.plan import LoadPlan
@@ -71,26 +71,26 @@ def door(model: str, scale: Scale, say: SAY) -> Found:
         for batch in scale.batches:
             with _looks(stack) as looks:
                 first = _load(stack, batch, batch, scale.output_len)
-            alone = _offline(model, batch, scale.output_len)
+            by_itself = alone(model, batch, scale.output_len)
             again = _load(stack, batch, batch, scale.output_len)
             through = (first.output_tokens_per_s + again.output_tokens_per_s) / 2
             delay = max(looks.delay_s, default=0.0)
             found.figures[str(batch)] = {
                 "door": [first.output_tokens_per_s, again.output_tokens_per_s],
-                "alone": alone,
-                "ratio": through / alone,
+                "alone": by_itself,
+                "ratio": through / by_itself,
                 "delta_delay_ms": 1e3 * delay,
                 "itl_p50_ms": first.itl_ms.p50,
                 "itl_p99_ms": first.itl_ms.p99,
                 "ttft_p50_ms": first.ttft_ms.p50,
             }
             say(
-                f"{batch} at once: door {through:,.0f}, alone {alone:,.0f} tokens/s: {through / alone:.3f}; "
-                f"tokens waited for each other at most {1e3 * delay:.0f} ms"
+                f"{batch} at once: door {through:,.0f}, alone {by_itself:,.0f} tokens/s: "
+                f"{through / by_itself:.3f}; tokens waited for each other at most {1e3 * delay:.0f} ms"
             )
             found.hold(
-                f"{batch} at once: {through / alone:.3f} of the worker alone, wanted 0.9",
-                through >= 0.9 * alone,
+                f"{batch} at once: {through / by_itself:.3f} of the worker alone, wanted 0.9",
+                through >= 0.9 * by_itself,
             )
     return found
 
@@ -281,18 +281,6 @@ def _load(stack: RunningStack, at_once: int, requests: int, length: int, phrase:
     if report.failed:
         raise RuntimeError(f"{report.failed} of {report.requests} requests failed: {report.failure_examples}")
     return report
-
-
-def _offline(model: str, batch: int, length: int) -> float:
-    command = [sys.executable, "-m", "hundredfold", "bench", "offline", "--json", "--model", model]
-    load = ["--concurrency", str(batch), "--num-requests", str(batch), "--output-len", str(length)]
-    settings = [f"--{name.partition('.')[2].replace('_', '-')}={value}" for name, value in MAKE_UP.items()]
-    done = subprocess.run(
-        [*command, *load, "--warmup", "8", *settings], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"bench offline: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
-    return float(json.loads(done.stdout)["output_tokens_per_s"])
 
 
 def _cpu_per_token(stack: RunningStack, number: int, length: int) -> float:

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import goal_steps
 from goal_steps import FULL, QUICK, Found, Scale
 
+from hundredfold.bench.alone import AloneError
 from hundredfold.bench.ladder.climb import MEASURE_ERRORS, machine
 from hundredfold.client import RequestFailed
 from hundredfold.models import DEFAULT_MODEL
@@ -76,7 +77,7 @@ def _step(name: str, model: str, scale: Scale, out: Path) -> Found:
     print(f"\n{name}: {GOALS[name].title} (some {GOALS[name].minutes:g} minutes)", flush=True)
     try:
         found = GOALS[name].measure(model, scale, lambda text: print(f"  {text}", flush=True))
-    except (*MEASURE_ERRORS, RequestFailed, RuntimeError, OSError, ValueError) as error:
+    except (*MEASURE_ERRORS, AloneError, RequestFailed, RuntimeError, OSError, ValueError) as error:
         found = Found({}, [f"could not be measured: {type(error).__name__}: {error}"])
     seconds = time.monotonic() - begun
     print(f"  {seconds:.0f} s", *found.short, sep="\n  ", flush=True)

@@ -12,40 +12,6 @@
 #include <omp.h>
 #endif
 
-// Structures that tiles.py fills in; all integers are 64 bits wide.
-struct Tile {
-  int64_t row, first, count, position, writes;  // queries: flat index, how many, position in the sequence
-  int64_t parts;                                // where the results of single runs go, in floats; -1 when one item does all
-  int64_t blocks;                               // of a single query: how many it attends to; 0 for all
-};
-
-struct Item {
-  int64_t tile, head, heads, run;  // run -1: all of them
-};
-
-struct Piece {
-  int64_t first, count;  // tokens whose keys and values are written before anything is read
-};
-
-struct Step {
-  const Tile* tiles;
-  const Item* items;
-  int64_t num_items;
-  const Item* joins;  // of tiles whose runs are items of their own
-  int64_t num_joins;
-  const Piece* pieces;
-  int64_t num_pieces;
-  const int32_t* tables;
-  int64_t table_stride;
-  const int64_t* slots;
-  float* scratch;  // `scratch_stride` floats for each thread
-  int64_t scratch_stride;
-  float* parts;
-  int64_t num_threads;
-  int64_t first_blocks, last_blocks;  // see Choice
-  int64_t choice_room;                // floats at the end of a thread's scratch
-};
-
 namespace HF_ISA {
 
 // One call's arguments, typed: activations T, encoding E.
@@ -109,6 +75,7 @@ struct Ahead {
   const typename E::Code* keys[MOST];
 
   void look(const Call<T, E>& call, const Tile& tile, int64_t head, int64_t only) {
+    if (tile.blocks) return;  // its blocks are not chosen yet
     const int64_t first = call.first_key(tile.position), run = only >= 0 ? only : first / RUN;
     const int64_t begin = first > run * RUN ? first : run * RUN, end = tile.position + tile.count;
     Run<E> run_ahead;
@@ -121,7 +88,7 @@ struct Ahead {
       if (next == groups) return;
       at = reinterpret_cast<const char*>(keys[next++]), left = lines;
     }
-    __builtin_prefetch(at);
+    expect_read(at);
     at += 64, --left;
   }
 };
@@ -136,7 +103,7 @@ static void compute_run(const Call<T, E>& call, const Tile& tile, const int32_t*
   run.find(call.paged, table, head, begin, end);
   for (int64_t g = 0; g < run.groups; ++g) {
     if (g + 2 < run.groups) fetch(run.keys[g + 2], key_bytes);
-    if constexpr (E::SCALED) __builtin_prefetch(run.key_scales[g]), __builtin_prefetch(run.value_scales[g]);
+    if constexpr (E::SCALED) expect_read(run.key_scales[g]), expect_read(run.value_scales[g]);
     constexpr bool SPREAD = E::INTEGERS && !NIBBLES<E>;  // `score` asks for values between its products
     if constexpr (!SPREAD)
       for (int64_t panel = 0; panel < call.paged.panels; ++panel) fetch(run.values[g] + panel * run.panel, value_bytes);
@@ -299,7 +266,7 @@ static void run(const Call<T, E>& call) {
 
 // `q`, `k` and `v` are [tokens, heads, head_dim] with free strides between tokens, `out` is contiguous.
 #define HF_ATTENTION(T, t, E, e)                                                                                  \
-  HF_EXPORT(attention_##t##_##e)(const Step* step, const HF_ISA::Layer* layer, const T* q, int64_t q_stride,      \
+  HF_EXPORT(attention_##t##_##e)(const Step* step, const Layer* layer, const T* q, int64_t q_stride,              \
                                  const T* k, int64_t k_stride, const T* v, int64_t v_stride, T* out) {            \
     using namespace HF_ISA;                                                                                       \
     run(Call<T, E>{*step, *layer, Paged<E>(*layer), q, k, v, q_stride, k_stride, v_stride, out});                 \

@@ -54,7 +54,7 @@ static inline float* bounds_of(float* bounds, int64_t block, int64_t head, int64
   return bounds + (block * heads + head) * 2 * width;
 }
 
-// Bounds of a block all of whose keys are written. Where a key is not finite they are NaN: such a block is always taken.
+// Bounds of a block all of whose keys are written. Where a key is not finite they are NaN: such a block goes before all others.
 template <class E>
 static void bound_block(const Paged<E>& paged, int64_t block, int64_t head, float* bounds) {
   const int64_t width = paged.panels * LANES;

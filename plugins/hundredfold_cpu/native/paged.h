@@ -11,6 +11,7 @@
 #pragma once
 
 #include "codes.h"
+#include "step.h"
 
 namespace HF_ISA {
 
@@ -108,16 +109,6 @@ struct SideOf {
 template <>
 struct SideOf<Int4> {
   using Type = uint16_t;  // half precision
-};
-
-// Structure that attention.py fills in; all integers are 64 bits wide.
-struct Layer {
-  uint8_t* blocks;
-  const float* sinks;
-  int64_t num_heads, num_kv_heads, head_dim, block_size;
-  int64_t window;         // tokens that a query sees, its own included
-  double scale, softcap;  // softcap 0 for none
-  float* bounds;          // of every block's keys, see choice.h; null where none are kept
 };
 
 // One layer's cache in the encoding E.

@@ -82,7 +82,7 @@ static inline void score(const int16_t* q, int64_t units, const int8_t* keys, co
   for (int r = 0; r < R; ++r) sums[r] = all(0);
 #pragma GCC unroll 2
   for (int64_t u = 0; u < units; ++u) {
-    if (u % 2 == 0) __builtin_prefetch(values + u / 8 * panel + u % 8 * 32);
+    if (u % 2 == 0) expect_read(values + u / 8 * panel + u % 8 * 32);
     const Pairs pairs = load_pairs(keys + u * UNIT);
     for (int r = 0; r < R; ++r) sums[r] = dot(sums[r], pairs, broadcast_pair(q + (r * units + u) * 2));
   }

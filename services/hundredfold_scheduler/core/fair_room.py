@@ -95,7 +95,7 @@ class FairRoom:
         for other in worker.running.values():
             if self._order.owner(other) == owner:
                 seats += 1
-                blocks += len(other.blocks) + other.promised
+                blocks += len(other.blocks) - other.unseen + other.promised
         if seats == 1:
             return True
         owners = max(1, len(self._seen))

@@ -25,18 +25,18 @@ from hundredfold.config import load
 from hundredfold.config.paths import cache_dir
 from hundredfold.errors import StartError
 from hundredfold.models import DEFAULT_MODEL
-from hundredfold.plugin import AttentionBatch
 from hundredfold_worker.bench.machine import read_bandwidth
 from hundredfold_worker.model import LoadedModel
 from hundredfold_worker.model.decoder import Decoder
 from hundredfold_worker.model.offload import Stream, StreamedLayers
 from hundredfold_worker.model.offload.reader import Reader
+from hundredfold_worker.quality.decode import DecodingRows
 from hundredfold_worker.settings import WorkerSettings
 from hundredfold_worker.sizes import show
 from hundredfold_worker.startup import open_registries, start_model
 
 BATCHES = (1, 64)
-PROMPT, STEPS, UNTIMED = 16, 24, 4
+STEPS, UNTIMED = 24, 4
 _FILE = 256 << 20
 _PIECE = 8 << 20
 
@@ -56,17 +56,19 @@ class Row:
     seconds: float
     """Of a step, the middle one."""
     ids: Tensor
-    """int64[steps, batch]: what was said."""
+    """int64[steps, batch]: the best ones."""
 
 
 def measure(model: str) -> tuple[Row, ...]:
     """Every row; raises ``StartError`` when the model cannot be loaded or streamed."""
     whole = _start(model, None)
-    budget = whole.weight_bytes // 2
+    budget = whole.model.weight_bytes // 2
     rows = [_row("in memory", whole, batch) for batch in BATCHES]
     del whole
     streamed = _start(model, budget)
-    stream = _stream(streamed)
+    stream = _stream(streamed.model)
+    if stream is None:
+        raise StartError("half of the memory holds every layer: nothing is streamed")
     rows += [_row("half in a file, kept by the system", streamed, batch) for batch in BATCHES]
     stream.file.forget()  # what is not in memory is read past it, so that it stays away
     rows += [_row("half in a file, from the disk", streamed, batch) for batch in BATCHES]
@@ -91,51 +93,47 @@ def disk_bandwidth() -> float:
         return _FILE / (time.perf_counter() - begun)
 
 
-def _start(model: str, budget: int | None) -> LoadedModel:
+@dataclass(frozen=True, slots=True)
+class _Side:
+    model: LoadedModel
+    block_size: int
+
+
+def _start(model: str, budget: int | None) -> _Side:
     settings = load(WorkerSettings, file=None, flags={"model": model, "weight_memory": budget})
-    return start_model(settings, open_registries(settings)).model
+    return _Side(start_model(settings, open_registries(settings)).model, settings.block_size)
 
 
-def _stream(model: LoadedModel) -> Stream:
-    decoder = getattr(model, "decoder", None)
-    if not isinstance(decoder, Decoder) or not isinstance(decoder.layers, StreamedLayers):
-        raise StartError("half of the memory holds every layer: nothing is streamed")
-    return decoder.layers.stream
-
-
-def _row(name: str, model: LoadedModel, batch: int) -> Row:
-    planner = model.cache_planner
-    blocks = -(-(PROMPT + STEPS + UNTIMED) // planner.spec.block_size)  # type: ignore[attr-defined]
-    cache = planner.allocate(batch * blocks)
-    tables = torch.arange(batch * blocks, dtype=torch.int32).view(batch, blocks)
-    size = cache.block_size
-    ids = (torch.arange(batch * PROMPT) * 7 % model.vocab_size).view(batch, PROMPT)
-    said: list[Tensor] = []
-    times: list[float] = []
-    first, disk = 0, 0
-    for step in range(UNTIMED + STEPS):
-        positions = torch.arange(first, first + ids.shape[1]).repeat(batch, 1)
-        rows = torch.arange(batch)[:, None]
-        slots = tables[rows, positions // size].long() * size + positions % size
-        lengths = [first + ids.shape[1]] * batch
-        planned = AttentionBatch(
-            [ids.shape[1]] * batch, lengths, tables, slots.flatten(), positions.flatten()
-        )
-        last = torch.arange(batch) * ids.shape[1] + ids.shape[1] - 1
-        if step == UNTIMED:
-            disk = _from_disk()
-        begun = time.perf_counter()
-        with torch.inference_mode():
-            best = model.forward(ids.flatten(), planned, cache, last).argmax(1)
-        times.append(time.perf_counter() - begun)
-        said.append(best)
-        first, ids = first + ids.shape[1], best[:, None]
-    disk = (_from_disk() - disk) // STEPS
+def _stream(model: LoadedModel) -> Stream | None:
+    """What reads its layers; ``None`` where all of them are in memory."""
     decoder = getattr(model, "decoder", None)
     layers = decoder.layers if isinstance(decoder, Decoder) else ()
-    read = layers.stream.nbytes if isinstance(layers, StreamedLayers) else 0
-    seconds = statistics.median(times[UNTIMED:])
-    return Row(name, batch, model.weight_bytes, read, disk, seconds, torch.stack(said))
+    return layers.stream if isinstance(layers, StreamedLayers) else None
+
+
+def _row(name: str, side: _Side, batch: int) -> Row:
+    ids = torch.arange(batch * (STEPS + UNTIMED)) * 7 % side.model.vocab_size
+    windows = [tuple(row) for row in ids.view(batch, -1).tolist()]
+    rows = DecodingRows(side.model, side.block_size, windows)
+    said: list[Tensor] = []
+    times: list[float] = []
+    disk = 0
+    with torch.inference_mode():
+        for step, (logits, spent) in enumerate(rows.steps(0, STEPS + UNTIMED)):
+            if step == UNTIMED - 1:
+                disk = _from_disk()
+            times.append(spent)
+            said.append(logits.argmax(1))
+    stream = _stream(side.model)
+    return Row(
+        name,
+        batch,
+        side.model.weight_bytes,
+        0 if stream is None else stream.nbytes,
+        (_from_disk() - disk) // STEPS,
+        statistics.median(times[UNTIMED:]),
+        torch.stack(said),
+    )
 
 
 def _from_disk() -> int:
@@ -157,7 +155,8 @@ def _print(rows: tuple[Row, ...], memory: float, disk: float) -> bool:
     for row in rows:
         whole = _whole(rows, row)
         same &= torch.equal(row.ids, whole.ids)
-        source, speed = (row.disk_bytes, disk) if row.disk_bytes else (whole.weight_bytes, memory)
+        from_disk = 2 * row.disk_bytes > row.read_bytes  # a page that was missing is no disk at work
+        source, speed = (row.disk_bytes, disk) if from_disk else (whole.weight_bytes, memory)
         table.add_row(
             row.name,
             str(row.batch),

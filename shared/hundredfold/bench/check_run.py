@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 
+from hundredfold.bench.alone import AloneError, alone
 from hundredfold.bench.check import CheckError
 from hundredfold.bench.ladder.stages import FLOAT
 from hundredfold.bench.plan import LoadPlan, PlanError
@@ -17,7 +15,6 @@ from hundredfold.bench.stack import MAKE_UP, StackError, StackOptions, known_set
 
 MANY, OUTPUT_LEN = 32, 64
 SINGLES = 2
-OFFLINE_LIMIT_S = 300.0
 
 PAIRS: Mapping[str, tuple[str, str]] = {
     f"{MANY} at once by one at a time": ("many", "single"),
@@ -38,10 +35,11 @@ def measure_round(model: str, say: Callable[[str], None]) -> dict[str, float]:
         floats = {name: value for name, value in FLOAT.items() if name.partition(".")[2] in known}
         with running_stack(StackOptions(model, floats)) as stack:
             slow = _speed(stack.address, MANY, MANY)
-    except (StackError, ServerError, WarmupError, ClientProcessError, PlanError) as error:
+        say("the worker alone")
+        offline = alone(model, MANY, OUTPUT_LEN)
+    except (StackError, ServerError, WarmupError, ClientProcessError, PlanError, AloneError) as error:
         raise CheckError(str(error)) from error
-    say("the worker alone")
-    return {"single": single, "many": many, "float": slow, "offline": _offline(model)}
+    return {"single": single, "many": many, "float": slow, "offline": offline}
 
 
 def _speed(address: str, concurrency: int, num_requests: int) -> float:
@@ -58,19 +56,3 @@ def _speed(address: str, concurrency: int, num_requests: int) -> float:
     if report.failed:
         raise CheckError(f"{report.failed} of {report.requests} requests failed: {report.failure_examples}")
     return report.output_tokens_per_s
-
-
-def _offline(model: str) -> float:
-    load = ["--concurrency", str(MANY), "--num-requests", str(MANY), "--output-len", str(OUTPUT_LEN)]
-    load += [f"--{name.partition('.')[2].replace('_', '-')}={value}" for name, value in MAKE_UP.items()]
-    command = [sys.executable, "-m", "hundredfold", "bench", "offline", *load, "--warmup", "8", "--json"]
-    try:
-        done = subprocess.run(
-            [*command, "--model", model], capture_output=True, text=True, timeout=OFFLINE_LIMIT_S, check=False
-        )
-        return float(json.loads(done.stdout)["output_tokens_per_s"])
-    except subprocess.TimeoutExpired:
-        raise CheckError(f"bench offline took more than {OFFLINE_LIMIT_S:g} s") from None
-    except (ValueError, KeyError) as error:
-        words = done.stderr.strip().splitlines() or [str(error)]
-        raise CheckError(f"bench offline failed: {words[-1]}") from error

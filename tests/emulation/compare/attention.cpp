@@ -2,44 +2,10 @@
 // attention's choice of blocks is not among it.
 #include <algorithm>
 
+#include "../../../plugins/hundredfold_cpu/native/step.h"
 #include "support.h"
 
 namespace {
-
-// As in native/attention.cpp and native/paged.h.
-struct Layer {
-  uint8_t* blocks;
-  const float* sinks;
-  int64_t num_heads, num_kv_heads, head_dim, block_size, window;
-  double scale, softcap;
-  float* bounds;
-};
-struct Tile {
-  int64_t row, first, count, position, writes, parts, blocks;
-};
-struct Item {
-  int64_t tile, head, heads, run;
-};
-struct Piece {
-  int64_t first, count;
-};
-struct Step {
-  const Tile* tiles;
-  const Item* items;
-  int64_t num_items;
-  const Item* joins;
-  int64_t num_joins;
-  const Piece* pieces;
-  int64_t num_pieces;
-  const int32_t* tables;
-  int64_t table_stride;
-  const int64_t* slots;
-  float* scratch;
-  int64_t scratch_stride;
-  float* parts;
-  int64_t num_threads;
-  int64_t first_blocks, last_blocks, choice_room;
-};
 
 struct Encoding {
   const char* name;

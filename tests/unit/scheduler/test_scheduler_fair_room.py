@@ -70,3 +70,20 @@ def test_somebody_always_goes_on(victims: VictimChoice, seed: int, monkeypatch: 
     harness.run()
     assert all(received.ended for received in harness.received.values())
     harness.assert_empty()
+
+
+def test_blocks_that_a_window_hides_are_nobodys_share() -> None:
+    """A long answer's table keeps its places; of what they name it holds only the window."""
+    harness = Harness(replace(SMALL, sliding_window=40, num_blocks=32))
+    long = harness.submit(1, prompt(1, 20), 190, tenant="long")
+    while len(long.ids) < 150:
+        harness.turn()
+    harness.submit(2, prompt(2, 20), 40, tenant="other")
+    harness.turn()
+    room = fair_room.FairRoom(harness.order)
+    running = {harness.numbers[one.number]: one for one in harness.seats.running.values()}
+    for sequence in running.values():
+        room.saw(sequence, harness.now)
+    assert room.num_owners == 2
+    assert 2 * (len(running[1].blocks) + 8) > 32
+    assert room.has_claim(running[1], harness.seats, 8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -13,10 +12,11 @@ import torch
 from hundredfold.config import load as load_settings
 from hundredfold.models import DEFAULT_MODEL
 from hundredfold_worker.model import LoadedModel, ModelLoadError
-from hundredfold_worker.model.offload import StreamedLayers
-from hundredfold_worker.model.offload.layers import linears
+from hundredfold_worker.model.decoder import Decoder, DecoderLayer
+from hundredfold_worker.model.offload import Stream, StreamedLayers
+from hundredfold_worker.model.offload.layers import nbytes
 from hundredfold_worker.model.offload.pages import PAGE
-from hundredfold_worker.model.offload.ring import window
+from hundredfold_worker.model.offload.ring import Ring, buffers, window
 from hundredfold_worker.model.offload.spill import SpillFile
 from hundredfold_worker.quality.layers import LayerLosses
 from hundredfold_worker.settings import WorkerSettings
@@ -41,14 +41,26 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+def layers_of(model: LoadedModel) -> tuple[DecoderLayer, ...]:
+    decoder = getattr(model, "decoder", None)
+    assert isinstance(decoder, Decoder)
+    return decoder.layers
+
+
+def stream_of(model: LoadedModel) -> Stream:
+    layers = layers_of(model)
+    assert isinstance(layers, StreamedLayers)
+    return layers.stream
+
+
 def streamed(model: LoadedModel) -> set[int]:
     """Layers that lie in a file."""
-    layers = model.decoder.layers  # type: ignore[attr-defined]
+    layers = layers_of(model)
     return set(layers.stream.numbers) if isinstance(layers, StreamedLayers) else set()
 
 
 def layer_bytes(model: LoadedModel) -> int:
-    return sum(linear.nbytes for linear in linears(model.decoder.layers[0]))  # type: ignore[attr-defined]
+    return nbytes(layers_of(model)[0])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +101,7 @@ def test_a_budget_that_is_too_small_is_refused_with_both_numbers(checkpoint: Pat
 def test_layers_of_other_sizes_are_counted_as_they_are(checkpoint: Path, cache: Path, small: str) -> None:
     options = {"quantization": "int8", "quantization_exclude": (f"model.layers.[!{small.strip('[]')}].*",)}
     whole = load(checkpoint, **options)
-    sizes = [sum(linear.nbytes for linear in linears(layer)) for layer in whole.decoder.layers]  # type: ignore[attr-defined]
+    sizes = list(map(nbytes, layers_of(whole)))
     truth, total = run_rows(whole, ROWS), whole.runtime.weight_bytes
     assert len(set(sizes)) == 2
     budget = total - 2 * max(sizes) if small == "[4-6]" else total - max(sizes) // 2
@@ -108,26 +120,27 @@ def test_what_is_in_memory_at_once() -> None:
     assert window({0: 9, 2: 1, 4: 1, 6: 2, 8: 8}) == 18  # 0 and 6 share one, 2 and 8 another
 
 
-def test_layers_are_compared_while_both_sides_stream(checkpoint: Path, cache: Path) -> None:
+def test_layers_are_compared_while_both_sides_stream(
+    checkpoint: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     half = load(checkpoint).runtime.weight_bytes // 2
     sides = [load(checkpoint, weight_memory=half) for _ in range(2)]
-    reads: list[list[int]] = []
-    for side in sides:
-        ring, seen = side.decoder.layers.stream._ring, []  # type: ignore[attr-defined]
+    reads: dict[Ring, list[int]] = {}
+    read = Ring.read
 
-        def read(number: int, own: Any = (ring.read, seen)) -> None:
-            own[1].append(number)
-            own[0](number)
+    def recorded(ring: Ring, number: int) -> None:
+        reads.setdefault(ring, []).append(number)
+        read(ring, number)
 
-        ring.read = read
-        reads.append(seen)
+    monkeypatch.setattr(Ring, "read", recorded)
     losses = LayerLosses(*sides)
     losses.add(torch.arange(20))
     assert [loss.error for loss in losses.worst_first()] == [0.0] * (4 * LAYERS + 1)
-    for side, seen in zip(sides, reads, strict=True):
-        stream = side.decoder.layers.stream  # type: ignore[attr-defined]
+    assert len(reads) == len(sides)
+    for stream in map(stream_of, sides):
         stream.close()
-        shared = [number for buffer in stream._ring.shared if len(buffer) > 1 for number in buffer]
+    shared = [number for group in buffers(streamed(sides[0])) if len(group) > 1 for number in group]
+    for seen in reads.values():
         assert sorted(seen) == sorted(2 * shared)  # once when they were looked at
 
 

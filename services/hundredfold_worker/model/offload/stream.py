@@ -11,13 +11,18 @@ from hundredfold_worker.model.offload.ring import Ring
 from hundredfold_worker.model.offload.spill import Region, SpillFile
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    layer: int
+    done: Future[None]
+
+
 @dataclass(slots=True)
 class _Buffer:
     shared: tuple[int, ...]
     """Layers that come here, in order."""
-    holds: int | None = None
-    """The one that was read, or will be."""
-    read: Future[None] | None = None
+    read: _Read | None = None
+    """Of the one that lies here, or will."""
 
     def after(self, layer: int) -> int:
         """Who comes after one of them; after the last the first again."""
@@ -74,12 +79,12 @@ class Stream:
             raise RuntimeError(f"layer {self._inside} is being computed: one step at a time streams weights")
         buffer = self._buffer_of.get(layer)
         if buffer is not None and self._end.alive:
-            if buffer.holds != layer:  # the step before ended early
+            if buffer.read is None or buffer.read.layer != layer:  # the step before ended early, or failed
                 self._begin(layer)
             try:
-                buffer.read.result()  # type: ignore[union-attr] # there is one, for it holds the layer
+                self._fill(buffer, layer).done.result()
             except OSError:
-                buffer.holds = None  # may be tried again
+                buffer.read = None  # may be tried again
                 raise
         self._inside = layer
 
@@ -98,10 +103,11 @@ class Stream:
         for number in sorted(upcoming, key=lambda number: (number < layer, number)):
             self._fill(upcoming[number], number)
 
-    def _fill(self, buffer: _Buffer, layer: int) -> None:
-        if buffer.holds != layer:
-            buffer.holds = layer
-            buffer.read = self._thread.submit(self._ring.read, layer)
+    def _fill(self, buffer: _Buffer, layer: int) -> _Read:
+        """The read that has a layer lie in a buffer, begun where it was not yet."""
+        if buffer.read is None or buffer.read.layer != layer:
+            buffer.read = _Read(layer, self._thread.submit(self._ring.read, layer))
+        return buffer.read
 
     def close(self) -> None:
         """Wait until all that was asked for is done, and end."""
