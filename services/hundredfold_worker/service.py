@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -82,20 +83,34 @@ class WorkerService:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Hand signals to the host; while nothing is served yet they also end what this thread is doing."""
+        """Hand signals to the host; while nothing is served yet they also end what this thread is doing.
+
+        A thread of its own tells the host: this one may wait in native code when a signal comes, and Python
+        calls handlers here alone.
+        """
 
         def handle(number: int, frame: FrameType | None) -> None:
-            self.host.on_signal(number)
             if self._started is None:
                 raise Interrupted
 
         numbers = (signal.SIGTERM, signal.SIGINT)
+        told, heard = socket.socketpair()
+        told.setblocking(False)
+        threading.Thread(target=self._hear, args=(heard,), name="signals", daemon=True).start()
         before = [signal.signal(number, handle) for number in numbers]
+        wakeup = signal.set_wakeup_fd(told.fileno())
         try:
             yield
         finally:
+            signal.set_wakeup_fd(wakeup)
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)
+            told.close()
+
+    def _hear(self, heard: socket.socket) -> None:
+        with heard:
+            while number := heard.recv(1):
+                self.host.on_signal(number[0])
 
     async def info(self) -> list[control_pb2.ServiceInfo]:
         """This worker; it stands on no other service."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
@@ -24,6 +25,9 @@ from hundredfold_worker.startup import open_registries, start
 from support.pace import in_time
 from support.plan_client import PlanClient, params
 from support.ports import free_port
+
+
+SYS_TGKILL = {"x86_64": 234, "aarch64": 131}
 
 
 class Process:
@@ -154,6 +158,15 @@ async def test_a_drain_lets_sequences_finish(run_worker, tiny_checkpoint: str) -
         assert code is grpc.StatusCode.UNAVAILABLE
         assert "drained" in details
     assert await asyncio.to_thread(worker.child.wait, 15) == 0
+
+
+def test_a_signal_that_another_thread_takes_is_heard(run_worker, tiny_checkpoint: str) -> None:
+    """Python calls handlers on the main thread alone, which waits for orders and is not woken."""
+    worker = run_worker(model=tiny_checkpoint)
+    worker.wait_info()
+    others = [t.id for t in psutil.Process(worker.child.pid).threads() if t.id != worker.child.pid]
+    ctypes.CDLL(None).syscall(SYS_TGKILL[os.uname().machine], worker.child.pid, others[0], signal.SIGTERM)
+    assert worker.child.wait(20) == 0
 
 
 async def test_a_killed_scheduler_is_noticed_at_once(
