@@ -70,8 +70,9 @@ class SchedulerSettings(ServiceSettings):
 
     step_target_ms: Annotated[float, Field(gt=0, le=60_000)] | None = None
     """Milliseconds that a step may take: prompts get as much of it as the decodes leave, by what the worker's
-    steps took before. When unset, 2.5 times what the decodes of the step take alone, as long as most requests
-    decode or several tenants are there; else prompts get all of max_num_batched_tokens.
+    steps took before; a good value is twice what a step of decodes takes at full load. When unset, 2.5 times
+    what the decodes of the step take alone, as long as most requests decode or several tenants are there;
+    else prompts get all of max_num_batched_tokens.
     """
 
     max_plans_in_flight: Annotated[int, Field(ge=1, le=MAX_PLANS_IN_FLIGHT)] = MAX_PLANS_IN_FLIGHT

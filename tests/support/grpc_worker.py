@@ -40,6 +40,8 @@ class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer, health_pb2_grpc.HealthSe
     """How long a step takes."""
     delivery_s: float = 0.0
     """How much later its result is sent, while the next step runs."""
+    step_us: Callable[[StepPlan, StepResult], int] = lambda plan, result: 1000
+    """How long it says that a step took."""
     crashes: Callable[[StepPlan], bool] = lambda plan: False
     """Whether the process dies of a plan."""
     hangs: Callable[[StepPlan], bool] = lambda plan: False
@@ -148,7 +150,9 @@ class GrpcWorker(worker_pb2_grpc.WorkerServiceServicer, health_pb2_grpc.HealthSe
                     await asyncio.Event().wait()
                 if self.step_s:
                     await asyncio.sleep(self.step_s)
-                results.put_nowait(worker.step(plan))
+                result = worker.step(plan)
+                result.step_us = self.step_us(plan, result)
+                results.put_nowait(result)
         except PlanViolation as violation:
             self.violations.append(str(violation))
             await context.abort(grpc.StatusCode.INTERNAL, str(violation))
@@ -216,7 +220,7 @@ def result_message(result: StepResult) -> worker_pb2.StepResult:
         num_output_tokens=result.num_output_tokens,
         token_ids=result.token_ids,
         num_drafted_tokens=result.num_drafted_tokens,
-        step_us=1000,
+        step_us=result.step_us,
     )
     for end in result.ends:
         reason = sequence_pb2.EndReason.ValueType(int(end.reason))

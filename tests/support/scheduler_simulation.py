@@ -5,9 +5,10 @@ sleeping.
 from __future__ import annotations
 
 import heapq
+import random
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hundredfold_scheduler.core.intake import QueueLimits
@@ -37,11 +38,22 @@ class Cost:
     fixed: float = 0.015
     per_row: float = 0.000_25
     per_token: float = 0.000_15
+    per_context: float = 0.0
+    """For each token that a decoding row reads."""
+    per_pair: float = 0.0
+    """For each token that a prompt's token reads."""
+    noise: float = 0.0
+    """Part by which a step takes longer or shorter, by chance."""
 
-    def seconds(self, plan: StepPlan) -> float:
-        """The time of a plan; rows of one token are decodes."""
-        rows = sum(count == 1 for count in plan.num_tokens)
-        return self.fixed + self.per_row * rows + self.per_token * (sum(plan.num_tokens) - rows)
+    def seconds(self, plan: StepPlan, computed: Sequence[int]) -> float:
+        """The time of a plan that brought its rows so far; rows of one token are decodes."""
+        found = self.fixed
+        for count, end in zip(plan.num_tokens, computed, strict=True):
+            if count == 1:
+                found += self.per_row + self.per_context * end
+            else:
+                found += count * (self.per_token + self.per_pair * (end - count / 2))
+        return found * (1 + random.Random(plan.step).uniform(-self.noise, self.noise))
 
 
 @dataclass(slots=True)
@@ -170,8 +182,8 @@ class Simulation:
     def _plan_ahead(self) -> None:
         while (plan := self.scheduler.plan(self.worker, self.now)) is not None:
             start = max(self.now, self._results[-1][0] if self._results else 0.0)
-            seconds = self.cost.seconds(plan)
             result = self._echo.step(plan)
+            seconds = self.cost.seconds(plan, result.num_computed_tokens)
             result.step_us = round(seconds * 1e6)
             self.steps.append((start, start + seconds, plan))
             self._results.append((start + seconds, result))

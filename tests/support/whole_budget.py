@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from hundredfold_scheduler.core.budget import Budget
+from hundredfold_scheduler.core.step_cost import Work
 from hundredfold_scheduler.core.worker import Worker
 
 
 class WholeBudget:
     """All that decodes leave of ``max_num_batched_tokens``."""
 
-    def tokens(self, worker: Worker, num_decodes: int, num_waiting: int, num_owners: int) -> int:
+    def budget(self, worker: Worker, decodes: Work, num_waiting: int, num_owners: int) -> Budget:
         """See ``PromptShare``."""
-        return worker.limits.max_num_batched_tokens - num_decodes
+        return Budget(worker.limits.max_num_batched_tokens - decodes.rows)

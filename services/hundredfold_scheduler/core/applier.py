@@ -14,6 +14,7 @@ from hundredfold_scheduler.core.request import Sequence, Status
 from hundredfold_scheduler.core.siblings import release_followers
 from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.step import RowScores, StepResult
+from hundredfold_scheduler.core.step_cost import Work
 from hundredfold_scheduler.core.worker import InFlight, Worker
 
 _DONE, _RUNNING = Status.DONE, Status.RUNNING
@@ -65,7 +66,7 @@ class Applier:
         failed = {failure.row for failure in result.failures}
         token_ids = result.token_ids
         outbox: Outbox | None = None
-        start = output = recomputed = row = 0
+        start = output = recomputed = skipped = row = 0
         for sequence, num_tokens, num_samples, computed, count in zip(
             record.rows,
             record.num_tokens,
@@ -78,6 +79,7 @@ class Applier:
             status = sequence.status
             if status is _DONE or (failed and row - 1 in failed):
                 start += count
+                skipped += not count
                 continue
             before = sequence.computed
             sequence.computed = computed
@@ -126,16 +128,14 @@ class Applier:
         totals = self._state.totals
         totals.steps += 1
         planned = sum(record.num_tokens) - record.num_drafts
-        totals.prefill_tokens += planned - record.num_decodes
+        totals.prefill_tokens += planned - record.work.rows
+        drafted = 0
         if result.num_drafted_tokens:
             drafted = sum(result.num_drafted_tokens)
             planned += drafted
             totals.drafted_tokens += drafted
             totals.accepted_tokens += result.num_accepted_tokens
-        seconds, num_tokens = result.step_us / 1e6, planned - record.num_decodes
-        worker.cost.observe(record.num_decodes, num_tokens, seconds)
-        if not num_tokens:
-            worker.decode_cost.observe(record.num_decodes, 0, seconds)
+        worker.cost.observe(_computed(record.work, skipped, drafted), result.step_us / 1e6)
         totals.computed_tokens += planned
         totals.output_tokens += output
         totals.recomputed_tokens += recomputed
@@ -190,6 +190,14 @@ class Applier:
             return
         message = f"the model's likeliest tokens are too few for {request.submission.n} complete beams"
         self._ending.fail(request, Failure(Code.INTERNAL, message), now)
+
+
+def _computed(work: Work, skipped: int, drafted: int) -> Work:
+    """What a step computed that was planned with such work: without rows that had ended, and with drafts."""
+    if not (skipped or drafted) or not work.rows:
+        return work
+    rows, each = max(0, work.rows - skipped), work.context / work.rows
+    return Work(rows, round(rows * each), work.tokens + drafted, work.pairs + round(drafted * each))
 
 
 def _check(result: StepResult, worker: Worker) -> InFlight:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hundredfold_scheduler.core.admission import Admission, Verdict
+from hundredfold_scheduler.core.budget import Budget
 from hundredfold_scheduler.core.request import Sequence
 from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.worker import Outlook, Worker
@@ -23,8 +24,8 @@ MAX_CLAIMS = 2 * MAX_BYPASSES
 class Terms:
     """What newcomers may have in a step."""
 
-    budget: int
-    """Tokens."""
+    budget: Budget
+    """What is left of it."""
     longest: int
     """Longest prompt, in tokens to be computed, that may start."""
     claims_only: bool
@@ -36,7 +37,6 @@ class _Look:
     """What a look at the queue has come to so far."""
 
     terms: Terms
-    budget: int
     longest: int
     seated: list[tuple[Sequence, int]] = field(default_factory=list)
     """Each with the tokens that it computes in this step."""
@@ -95,12 +95,12 @@ class Newcomers:
         self._admission.begin_look(worker, now)
         if terms.claims_only and not self._admission.shares:
             return []
-        look = _Look(terms, terms.budget, terms.longest)
+        look = _Look(terms, terms.longest)
         outlook = self._outlook(worker, terms)
         if worker.running and worker.stuck is not None and outlook.is_no_better_than(worker.stuck):
             return []
         while look.num_weighed < MAX_CANDIDATES and len(look.unfit) < MAX_UNFIT:
-            if look.budget <= 0 or not self.can_seat(worker):
+            if terms.budget.most(0) <= 0 or not self.can_seat(worker):
                 break
             sequence = waiting.pop()
             if sequence is None or not self._examine(sequence, look, worker, now):
@@ -136,17 +136,21 @@ class Newcomers:
         if look.claims_only(sequence) and not admission.has_claim(sequence, worker):
             self._put_off(sequence, look)
             return admission.shares
-        most = look.budget
-        if sequence.total > most and len(self._state.waiting):
-            most = max(1, most // 4)
-        verdict = admission.try_admit(sequence, worker, most, look.longest, now)
+        budget = look.terms.budget
+        is_shared = sequence.total > budget.most(0) and len(self._state.waiting) > 0
+        own = budget.set_apart(4) if is_shared else budget
+        verdict = admission.try_admit(sequence, worker, max(1, own.most(0)), look.longest, now)
         if verdict is Verdict.ADMITTED:
-            left = sequence.total - sequence.reserved
-            chunk = min(left, most)
+            reserved = sequence.reserved
+            left = sequence.total - reserved
+            chunk = min(left, max(1, own.most(reserved)))
             look.seated.append((sequence, chunk))
-            look.budget -= chunk
+            own.spend(reserved, chunk)
+        if is_shared:
+            budget.add(own)
+        if verdict is Verdict.ADMITTED:
             if chunk < left:
-                look.longest = min(look.longest, max(look.budget, (left - chunk) // 2))
+                look.longest = min(look.longest, max(budget.most(0), (left - chunk) // 2))
             if look.no_room:
                 look.no_room[0].bypassed += 1
         elif verdict is Verdict.ELSEWHERE:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from hundredfold_scheduler.core.budget import Budget
+from hundredfold_scheduler.core.step_cost import Work
 from hundredfold_scheduler.core.waiting import WaitingQueue
 from hundredfold_scheduler.core.worker import Worker
 
@@ -12,23 +14,27 @@ from hundredfold_scheduler.core.worker import Worker
 class PromptShare(Protocol):
     """How much of a step goes to prompts."""
 
-    def tokens(self, worker: Worker, num_decodes: int, num_waiting: int, num_owners: int) -> int:
-        """Prompt tokens for a step beside so many decodes, with so many waiting and so many owners that asked
-        for something lately; at most what the worker's limits leave, at least 1 where they leave any.
+    def budget(self, worker: Worker, decodes: Work, num_waiting: int, num_owners: int) -> Budget:
+        """What prompts get of a step with such decodes, with so many waiting and so many owners that asked
+        for something lately; at most what the worker's limits leave, at least a token where they leave any.
         """
+
+
+LEAST = 0.1
+"""Of what decodes take alone, that prompts get where no more is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class WithinTime:
-    """As many as let the step end within a time, by what steps took on this worker before. Never less than a
-    block: where decodes alone take too long, prompts still come to an end.
+    """As many as let the step end within a time, by what steps took on this worker before. Where decodes
+    alone take as long, prompts still come to an end.
     """
 
     target_s: float
 
-    def tokens(self, worker: Worker, num_decodes: int, num_waiting: int, num_owners: int) -> int:
+    def budget(self, worker: Worker, decodes: Work, num_waiting: int, num_owners: int) -> Budget:
         """See ``PromptShare``."""
-        return _within(self.target_s, worker, num_decodes)
+        return _within(self.target_s, worker, decodes)
 
 
 STRETCH = 2.5
@@ -47,23 +53,27 @@ class BesideDecodes:
 
     stretch: float = STRETCH
 
-    def tokens(self, worker: Worker, num_decodes: int, num_waiting: int, num_owners: int) -> int:
+    def budget(self, worker: Worker, decodes: Work, num_waiting: int, num_owners: int) -> Budget:
         """See ``PromptShare``."""
         running = len(worker.running)
-        others = running - num_decodes + min(num_waiting, worker.slots.num_free)
-        alone_s = worker.cost.seconds(num_decodes)
-        if num_owners > 1 and 0 < num_decodes <= 2 * worker.decode_cost.most_rows:
-            # One owner's flood of prompts is what hides how long its decodes take.
-            alone_s = min(alone_s, worker.decode_cost.seconds(num_decodes))
-        if (num_owners < 2 and others > num_decodes) or (not num_decodes and running < 2) or not alone_s:
-            return worker.limits.max_num_batched_tokens - num_decodes
-        return _within(self.stretch * alone_s, worker, num_decodes)
+        others = running - decodes.rows + min(num_waiting, worker.slots.num_free)
+        alone_s = worker.cost.seconds(decodes)
+        if (num_owners < 2 and others > decodes.rows) or (not decodes.rows and running < 2) or not alone_s:
+            return Budget(worker.limits.max_num_batched_tokens - decodes.rows)
+        return _within(self.stretch * alone_s, worker, decodes)
 
 
-def _within(seconds: float, worker: Worker, num_decodes: int) -> int:
-    """Prompt tokens with which a step takes so long; at least a block, where the limits leave one."""
-    most = worker.limits.max_num_batched_tokens - num_decodes
-    return min(most, max(worker.limits.block_size, worker.cost.tokens_within(seconds, num_decodes)))
+def _within(seconds: float, worker: Worker, decodes: Work) -> Budget:
+    """What prompts may take for a step to take so long."""
+    limits, cost = worker.limits, worker.cost
+    alone_s = cost.seconds(decodes)
+    return Budget(
+        min(limits.max_num_batched_tokens - decodes.rows, cost.most_tokens),
+        max(seconds - alone_s, LEAST * alone_s),
+        cost.most_pairs,
+        cost.prices(),
+        limits.sliding_window,
+    )
 
 
 @dataclass(frozen=True, slots=True)

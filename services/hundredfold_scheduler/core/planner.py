@@ -5,12 +5,14 @@ from __future__ import annotations
 from operator import add
 
 from hundredfold_scheduler.core.beam_group import PlannedBranch
+from hundredfold_scheduler.core.budget import PLENTY, Budget
 from hundredfold_scheduler.core.newcomers import Newcomers, Terms
 from hundredfold_scheduler.core.pacing import PromptShare, StartPace
 from hundredfold_scheduler.core.preemption import Preemption
 from hundredfold_scheduler.core.request import Sequence, Status
 from hundredfold_scheduler.core.state import State
 from hundredfold_scheduler.core.step import NewSequence, StepPlan
+from hundredfold_scheduler.core.step_cost import Work, pairs_of
 from hundredfold_scheduler.core.worker import InFlight, Worker
 
 _RUNNING = Status.RUNNING
@@ -30,7 +32,9 @@ class Planner:
         self._share = share
         self._pace = pace
         self._step = 0
-        self._budget = 0
+        self._budget = Budget(0)
+        self._context = 0
+        """Tokens that the rows read which decode."""
         self._rows: list[Sequence] = []
         self._num_tokens: list[int] = []
         self._num_samples: list[int] = []
@@ -55,9 +59,9 @@ class Planner:
             self._plan_beams(worker)
         prefills = self._plan_decodes(worker)
         num_decodes = len(self._rows)
-        num_waiting, num_owners = len(self._state.waiting), self._newcomers.num_owners
-        self._budget = self._share.tokens(worker, num_decodes, num_waiting, num_owners)
         starts = self._may_start(worker, num_decodes, now)
+        may_draft = 0 < num_decodes <= worker.limits.max_draft_rows
+        self._budget = self._budget_of(worker) if prefills or starts or may_draft else Budget(0)
         self._plan_prefills(prefills, starts, worker)
         if self._short_of_memory:
             self._drop_victims()
@@ -66,7 +70,7 @@ class Planner:
             self._admit(prefills, worker, now)
         if not self._short_of_memory:
             self._give_back(num_decodes, worker)
-            if 0 < num_decodes <= worker.limits.max_draft_rows:
+            if may_draft:
                 self._plan_drafts(num_decodes, worker)
         under_way = [sequence for sequence in (*prefills, *self._new) if sequence.status is _RUNNING]
         worker.backlog = sum(max(0, self._left(sequence)) for sequence in under_way)
@@ -74,6 +78,11 @@ class Planner:
         if not told and (worker.in_flight or not worker.slots.any_to_release):
             return None
         return self._write_down(worker, num_decodes, now)
+
+    def _budget_of(self, worker: Worker) -> Budget:
+        """What the step may have beside the decodes that are planned."""
+        decodes = Work(len(self._rows), self._context)
+        return self._share.budget(worker, decodes, len(self._state.waiting), self._newcomers.num_owners)
 
     def _may_start(self, worker: Worker, num_decodes: int, now: float) -> bool:
         waiting = self._state.waiting
@@ -106,7 +115,7 @@ class Planner:
 
         The loop that costs most: it runs for every sequence in every step.
         """
-        step = self._step
+        step, window, context = self._step, worker.limits.sliding_window or PLENTY, 0
         rows: list[Sequence] = []
         prefills: list[Sequence] = []
         for sequence in list(worker.running.values()):
@@ -121,8 +130,9 @@ class Planner:
             sequence.reserved = known
             sequence.known = known + 1
             sequence.last_step = step
+            context += known if known < window else window
             rows.append(sequence)
-        self._rows = rows
+        self._rows, self._context = rows, context
         self._num_tokens = [1] * len(rows)
         self._num_samples = [1] * len(rows)
         return prefills
@@ -132,34 +142,35 @@ class Planner:
         and of the rest newcomers get half: short prompts do not wait for a long one, nor it for ever for
         them. What somebody leaves is given back at the end.
         """
-        wanted = 0
-        for sequence in prefills:
-            wanted += self._left(sequence)
         budget = self._budget
-        if wanted <= budget or (len(prefills) == 1 and not starts):
+        wanted = ((sequence.reserved, self._left(sequence)) for sequence in prefills)
+        if (len(prefills) == 1 and not starts) or budget.covers(wanted):
             for sequence in prefills:
-                self._plan_prefill(sequence, worker)
+                self._plan_prefill(sequence, budget, worker)
             return
-        rest = budget - max(1, budget // 4)
-        self._budget = budget - rest
-        self._plan_prefill(prefills[0], worker)
-        left = rest + self._budget
-        kept = left // 2 if starts else 0
-        self._budget = left - kept
+        if budget.most(0) <= 0:
+            return
+        quarter = budget.set_apart(4)
+        self._plan_prefill(prefills[0], quarter, worker)
+        budget.add(quarter)
+        kept = budget.set_apart(2) if starts else Budget(0, 0.0, 0.0)
         for sequence in sorted(prefills[1:], key=self._left):
-            self._plan_prefill(sequence, worker)
-        self._budget += kept
+            self._plan_prefill(sequence, budget, worker)
+        budget.add(kept)
 
-    def _plan_prefill(self, sequence: Sequence, worker: Worker) -> None:
+    def _plan_prefill(self, sequence: Sequence, budget: Budget, worker: Worker) -> None:
         """Plan the next chunk of a running sequence's known tokens, as much as budget and memory allow."""
-        if sequence.status is not _RUNNING or self._budget <= 0:
-            return
         reserved = sequence.reserved
-        chunk = min(self._left(sequence), self._budget, max(1, worker.cache.room(sequence) - reserved))
+        most = budget.most(reserved)
+        if sequence.status is not _RUNNING or most <= 0:
+            return
+        chunk = min(self._left(sequence), most, max(1, worker.cache.room(sequence) - reserved))
         if self._make_room(sequence, reserved + chunk, worker):
+            budget.spend(reserved, chunk)
             self._add_row(sequence, chunk)
 
     def _add_row(self, sequence: Sequence, chunk: int) -> None:
+        """A row of a chunk that was taken off the budget."""
         sequence.last_step = self._step
         self._rows.append(sequence)
         self._num_tokens.append(0)
@@ -174,7 +185,6 @@ class Planner:
         sequence.known += samples
         self._num_tokens[row] += chunk
         self._num_samples[row] = samples
-        self._budget -= chunk
 
     def _left(self, sequence: Sequence) -> int:
         """Tokens that could be computed next; the last token of an answer never is."""
@@ -214,7 +224,7 @@ class Planner:
         """
         under_way = [self._left(sequence) for sequence in prefills if sequence.status is _RUNNING]
         shortest = min((left for left in under_way if left > 0), default=2 * worker.limits.max_model_len)
-        terms = Terms(self._budget, max(self._budget, shortest // 2), self._short_of_memory)
+        terms = Terms(self._budget, max(self._budget.most(0), shortest // 2), self._short_of_memory)
         for sequence, chunk in self._newcomers.seat(worker, terms, now):
             self._new.append(sequence)
             self._add_row(sequence, chunk)
@@ -224,26 +234,30 @@ class Planner:
     def _give_back(self, num_decodes: int, worker: Worker) -> None:
         """Let prompts under way have what is left of the budget, the shortest first."""
         rows = range(num_decodes, len(self._rows))
-        if self._budget <= 0 or not rows:
+        if self._budget.most(0) <= 0 or not rows:
             return
         for row in sorted(rows, key=lambda row: self._left(self._rows[row])):
             sequence = self._rows[row]
-            room = worker.cache.room(sequence) - sequence.reserved
-            more = min(self._left(sequence), self._budget, room)
+            reserved = sequence.reserved
+            more = min(
+                self._left(sequence), self._budget.most(reserved), worker.cache.room(sequence) - reserved
+            )
             if self._num_samples[row] or more <= 0:
                 continue
             is_told = sequence.told_blocks == len(sequence.blocks)
-            if not worker.cache.grow(sequence, sequence.reserved + more):
+            if not worker.cache.grow(sequence, reserved + more):
                 continue
             if is_told and sequence.told_blocks < len(sequence.blocks):
                 self._grown.append(sequence)
+            self._budget.spend(reserved, more)
             self._advance(row, more)
 
     def _plan_drafts(self, num_decodes: int, worker: Worker) -> None:
         """Let rows that decode try drafts, from what is left when everybody else has what they want: an equal
         share of the budget, and blocks that nobody was promised. The worker knows how many are worth it.
         """
-        most = min(worker.limits.max_draft_tokens, self._budget // num_decodes)
+        context = self._context // num_decodes
+        most = min(worker.limits.max_draft_tokens, self._budget.most(context) // num_decodes)
         if most <= 0:
             return
         self._num_drafts = [
@@ -252,7 +266,7 @@ class Planner:
         ]
         for row, count in enumerate(self._num_drafts):
             self._num_samples[row] += count
-        self._budget -= sum(self._num_drafts)
+        self._budget.spend(context, sum(self._num_drafts))
 
     def _plan_draft(self, sequence: Sequence, most: int, worker: Worker) -> int:
         """Reserve room for drafts behind a sequence's next token; returns how many it may try."""
@@ -283,6 +297,7 @@ class Planner:
             others = len(advance) - len(self._num_drafts)
             plan.num_draft_tokens = self._num_drafts + [0] * others
             advance = list(map(add, advance, plan.num_draft_tokens))
+        work = self._work(num_decodes, worker)
         for planned in self._branches:
             plan.branches.append(planned.branch)
             planned.sequence.introduced = True
@@ -297,9 +312,18 @@ class Planner:
             plan.grown_block_ids.extend(blocks)
             sequence.told_blocks = len(sequence.blocks)
         worker.in_flight.append(
-            InFlight(self._step, self._rows, advance, self._num_samples, now, num_decodes, num_drafts)
+            InFlight(self._step, self._rows, advance, self._num_samples, now, work, num_drafts)
         )
         return plan
+
+    def _work(self, num_decodes: int, worker: Worker) -> Work:
+        """What the plan computes, drafts apart."""
+        tokens = pairs = 0
+        window = worker.limits.sliding_window or PLENTY
+        for sequence, count in zip(self._rows[num_decodes:], self._num_tokens[num_decodes:], strict=True):
+            tokens += count
+            pairs += pairs_of(count, min(sequence.reserved - count, window))
+        return Work(num_decodes, self._context, tokens, pairs)
 
 
 def _introduce(sequence: Sequence) -> NewSequence:

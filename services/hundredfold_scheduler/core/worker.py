@@ -11,7 +11,7 @@ from hundredfold_scheduler.core.cache import Cache
 from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_scheduler.core.request import Sequence
 from hundredfold_scheduler.core.slots import Slots
-from hundredfold_scheduler.core.step_cost import StepCost
+from hundredfold_scheduler.core.step_cost import StepCost, Work
 
 MAX_PLANS_IN_FLIGHT = 2
 """Plans of one worker whose results are not in: the one that runs and the next."""
@@ -28,8 +28,10 @@ class InFlight:
     num_samples: list[int]
     """Ids that each row may bring: 1 when it reaches its last known token, else 0; and one for each draft."""
     sent_at: float
-    num_decodes: int = 0
-    """Rows that advanced by their next token; all other tokens are prompts' and of what is computed again."""
+    work: Work
+    """Without drafts. Its rows are those that advance by their next token; all other tokens are prompts' and
+    of what is computed again.
+    """
     num_drafts: int = 0
     """Of the tokens, those that are drafts; the worker tries as many of them as it likes."""
 
@@ -95,10 +97,6 @@ class Worker:
     """What the last look at the queue found, when nothing fitted."""
     cost: StepCost = field(default_factory=StepCost)
     """What its steps take."""
-    decode_cost: StepCost = field(default_factory=StepCost)
-    """The same of steps that only decode: where every step has as many prompt tokens, its fixed part cannot
-    be told from theirs.
-    """
     last_start: int = 0
     """Number of the last plan with newcomers."""
     gathers_since: float | None = None

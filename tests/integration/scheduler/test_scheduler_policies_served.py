@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import accumulate
 
 from hundredfold_scheduler.core.policy import FirstComeFirstServed, LatestOfLowestPriority
+from hundredfold_scheduler.core.step import StepPlan, StepResult
 from support.grpc_worker import GrpcWorker
 from support.pace import in_time
 from support.scheduler_stack import scheduler_stack
@@ -38,6 +40,31 @@ async def test_a_cancel_while_it_gathers_leaves_an_engine_that_sleeps() -> None:
         await asyncio.sleep(0.5)
         in_time(time.process_time() - before, 0.25, "rest")
         await replica.close()
+
+
+async def test_a_long_prompts_chunks_shrink_as_it_grows() -> None:
+    """By times that the worker tells of its steps: 5 ms, 1 a token, and 1 for 200 pairs of tokens. Steps of
+    40 ms have 32 of the first tokens and 7 of the last.
+    """
+
+    def step_us(plan: StepPlan, result: StepResult) -> int:
+        chunks = zip(plan.num_tokens, result.num_computed_tokens, strict=True)
+        return round(5000 + sum(1000 * count + 5 * count * (end - count / 2) for count, end in chunks))
+
+    worker = GrpcWorker(step_us=step_us, max_num_batched_tokens=256)
+    async with scheduler_stack(worker, step_target_ms=40.0) as stack:
+        replica = await stack.replica()
+        told = await replica.submit(0, range(5, 905), 2)
+        await told.wait()
+        await replica.close()
+    chunks = [plan.num_tokens[0] for plan in worker.plans if plan.num_tokens]
+    long = [count for count in chunks if count > 1]
+    assert sum(chunks) == 901
+    ends = list(accumulate(long))
+    times = [5 + count + 0.005 * count * (end - count / 2) for count, end in zip(long, ends, strict=True)]
+    assert max(times[4:]) <= 1.15 * 40
+    assert sorted(times)[len(times) // 2] >= 0.9 * 40
+    assert long[-2] < long[3] / 2
 
 
 async def test_the_policies_in_force_are_told() -> None:
