@@ -22,6 +22,7 @@ from hundredfold import Client
 from hundredfold.client import RetryPolicy
 from hundredfold.v1 import generation_pb2_grpc
 from support.door import request
+from support.nursery import nursery
 from support.pace import at_most
 from support.ports import free_port
 from support.stack import GRACE_S, Stack
@@ -36,16 +37,15 @@ class Gateway:
     def __init__(self, stack: Stack, *flags: str) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
         self.log = stack.directory / "gateway.log"
-        self._command = [
-            *(sys.executable, "-m", "hundredfold_gateway", "--listen", self.url.removeprefix("http://")),
+        self._arguments = [
+            *("--listen", self.url.removeprefix("http://")),
             *("--control-listen", f"127.0.0.1:{free_port()}", "--door", stack.address),
             *("--recovery-grace-s", str(GRACE_S), *flags),
         ]
         self.start()
 
     def start(self) -> None:
-        with self.log.open("ab") as output:
-            self.process = subprocess.Popen(self._command, stdout=output, stderr=subprocess.STDOUT)
+        self.process = nursery("hundredfold_gateway").start(self._arguments, self.log)
         deadline = time.monotonic() + 60
         while self.health() != 200:
             assert self.process.poll() is None, self.log.read_text()

@@ -1,17 +1,16 @@
-"""The scheduler as its users start it: a process of its own, with flags, a log and signals."""
+"""The scheduler as a process of its own, with flags, a log and signals."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import grpc
 import grpc.aio
 
 from support.eventually import eventually
+from support.nursery import nursery
 from support.ports import free_port
 from support.replica import Replica
 
@@ -22,9 +21,7 @@ class SchedulerProcess:
     def __init__(self, log: Path, *flags: str) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.log = log
-        command = [sys.executable, "-m", "hundredfold_scheduler", "--listen", self.address, *flags]
-        with open(log, "ab") as output:
-            self.child = subprocess.Popen(command, stdout=output, stderr=output)
+        self.child = nursery("hundredfold_scheduler").start(["--listen", self.address, *flags], log)
 
     def stop(self) -> None:
         """Ask it to end."""

@@ -17,6 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hundredfold.v1 import control_pb2, control_pb2_grpc
+from support.nursery import Nursling, nursery
 from support.ports import free_port
 
 SERVICES = ("worker", "scheduler", "tokenizer")
@@ -30,6 +31,7 @@ class Stack:
     ``flags`` are per service, by setting name, or for one of several by its own.
 
     A worker computes on one thread unless they say otherwise: tests share the machine with other processes.
+    With another ``python`` than this one every process imports for itself.
     """
 
     model: str
@@ -38,7 +40,7 @@ class Stack:
     workers: int = 1
     tokenizers: int = 1
     ports: dict[str, int] = field(default_factory=dict)
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes] | Nursling] = field(default_factory=dict)
     python: Path | str = sys.executable
 
     def __post_init__(self) -> None:
@@ -87,14 +89,19 @@ class Stack:
             options |= (
                 neighbours[service] | dict(self.flags.get(service, {})) | dict(self.flags.get(name, {}))
             )
-            command = [str(self.python), "-m", f"hundredfold_{service}"]
+            arguments = []
             for option, value in options.items():
                 flag = option.replace("_", "-")
                 switch = isinstance(value, bool)
-                command += [f"--{'' if value else 'no-'}{flag}"] if switch else [f"--{flag}", str(value)]
-            log = open(self.directory / f"{name}.log", "ab")  # noqa: SIM115 (the child keeps it)
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-            log.close()
+                arguments += [f"--{'' if value else 'no-'}{flag}"] if switch else [f"--{flag}", str(value)]
+            self.processes[name] = self._process(f"hundredfold_{service}", arguments, f"{name}.log")
+
+    def _process(self, module: str, arguments: list[str], log: str) -> subprocess.Popen[bytes] | Nursling:
+        if self.python == sys.executable:
+            return nursery(module).start(arguments, self.directory / log)
+        with open(self.directory / log, "ab") as output:
+            command = [str(self.python), "-m", module, *arguments]
+            return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[Self]:
