@@ -135,7 +135,8 @@ class Applier:
             planned += drafted
             totals.drafted_tokens += drafted
             totals.accepted_tokens += result.num_accepted_tokens
-        worker.cost.observe(_computed(record.work, skipped, drafted), result.step_us / 1e6)
+        worker.last_step_s, worker.last_result_at = result.step_us / 1e6, now
+        worker.cost.observe(_computed(record.work, skipped, drafted), worker.last_step_s)
         totals.computed_tokens += planned
         totals.output_tokens += output
         totals.recomputed_tokens += recomputed

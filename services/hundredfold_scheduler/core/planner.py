@@ -312,7 +312,16 @@ class Planner:
             plan.grown_block_ids.extend(blocks)
             sequence.told_blocks = len(sequence.blocks)
         worker.in_flight.append(
-            InFlight(self._step, self._rows, advance, self._num_samples, now, work, num_drafts)
+            InFlight(
+                self._step,
+                self._rows,
+                advance,
+                self._num_samples,
+                now,
+                work,
+                num_drafts,
+                worker.will_take(work),
+            )
         )
         return plan
 

@@ -170,7 +170,7 @@ class Scheduler:
     def plan(self, worker: Worker, now: float) -> StepPlan | None:
         """The next step to send to a worker, or ``None`` while it has nothing to do or enough in flight."""
         self.expire(now)
-        if len(worker.in_flight) >= self._config.max_plans_in_flight:
+        if len(worker.in_flight) >= self._config.max_plans_in_flight or now < worker.plans_from():
             return None
         plan = self._planner.plan(worker, now)
         if plan is not None:
@@ -192,17 +192,23 @@ class Scheduler:
 
     def next_due(self, now: float) -> float | None:
         """When there is something to do though nothing comes in: a deadline passes, a worker has gathered
-        requests for long enough, or one is late and what waits for it may go to another.
+        requests for long enough, a next step can be planned, or a worker is late and what waits for it may go
+        to another.
         """
         waiting, workers = self.state.waiting, self.state.workers.values()
         deadline = self.state.deadlines.peek()
         times = [deadline.key if deadline is not None else None]
         times += [self._config.pace.due(worker, waiting) for worker in workers]
+        times += [start for worker in workers if (start := self._plans_from(worker)) > now]
         if len(waiting) and len(workers) > 1:
             times += [
                 worker.late_from(PATIENCE_S) for worker in workers if not worker.is_late(now, PATIENCE_S)
             ]
         return min((when for when in times if when is not None), default=None)
+
+    def _plans_from(self, worker: Worker) -> float:
+        """When a worker's next step may be planned; 0 where it cannot be for another reason."""
+        return worker.plans_from() if len(worker.in_flight) < self._config.max_plans_in_flight else 0.0
 
     def drain(self) -> None:
         """Refuse submissions from here on."""

@@ -16,6 +16,13 @@ from hundredfold_scheduler.core.step_cost import StepCost, Work
 MAX_PLANS_IN_FLIGHT = 2
 """Plans of one worker whose results are not in: the one that runs and the next."""
 
+LONG_STEP_S = 0.03
+"""Steps from here on are not planned right after each other."""
+LEAD_S, LEAD = 0.012, 0.25
+"""Before a step is thought to end, the next is planned by so many seconds and such a part of it, whichever is
+more: a worker that has to wait for a plan loses more than is won.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
@@ -34,6 +41,8 @@ class InFlight:
     """
     num_drafts: int = 0
     """Of the tokens, those that are drafts; the worker tries as many of them as it likes."""
+    takes_s: float = 0.0
+    """What the step is thought to take; 0 where it is short, or nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +106,27 @@ class Worker:
     """What the last look at the queue found, when nothing fitted."""
     cost: StepCost = field(default_factory=StepCost)
     """What its steps take."""
+    last_step_s: float = 0.0
+    """What the last one took."""
+    last_result_at: float = 0.0
     last_start: int = 0
     """Number of the last plan with newcomers."""
     gathers_since: float | None = None
     """Since when it is idle with requests waiting, to begin with more of them."""
+
+    def plans_from(self) -> float:
+        """When the next plan may be made. Who comes while a long step runs is to be in the next one: that is
+        planned shortly before it can begin, or when the result is in, whatever comes first.
+        """
+        if not self.in_flight or not self.in_flight[0].takes_s:
+            return 0.0
+        step = self.in_flight[0]
+        lead_s = max(LEAD_S, LEAD * step.takes_s)
+        return max(step.sent_at, self.last_result_at) + step.takes_s - lead_s
+
+    def will_take(self, work: Work) -> float:
+        """What a step with such work is thought to take, if that is worth to know."""
+        return self.cost.seconds(work) if self.last_step_s >= LONG_STEP_S else 0.0
 
     @property
     def takes_new(self) -> bool:

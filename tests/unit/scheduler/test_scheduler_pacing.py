@@ -210,6 +210,24 @@ def test_by_default_throughput_is_that_of_whole_budgets(streams: int, length: in
     assert tokens_per_s(BesideDecodes(), streams, length, output) >= 0.98 * whole
 
 
+def test_who_comes_while_a_long_step_runs_is_in_the_next_one() -> None:
+    """Though that is planned before the step's result is in: the worker never waits for a plan."""
+    simulation = Simulation(cost=replace(SMALL_MODEL, noise=0.1))
+    for _ in range(32):
+        simulation.at(0.0, lambda: simulation.submit(64, 800))
+    for i in range(200):
+        simulation.at(3.0 + 0.0817 * i, lambda: simulation.submit(16, 1))
+    simulation.run()
+    begun = [start for start, _, _ in simulation.steps]
+    waited = []
+    for life in list(simulation.lives.values())[32:]:
+        step = next(i for i, (_, end, _) in enumerate(simulation.steps) if life.first_token <= end)
+        waited.append(sum(life.submitted < start <= begun[step] for start in begun))
+    assert sorted(waited)[int(0.7 * len(waited))] == 1
+    gaps = [later[0] - earlier[1] for earlier, later in pairwise(simulation.steps) if 3.0 < later[0] < 20.0]
+    assert max(gaps) == 0.0
+
+
 def test_requests_by_chance_at_seven_tenths_of_capacity_start_soon() -> None:
     """p99 of time to first token under Poisson load: that of an idle server and four median steps."""
     rng = random.Random(1)
