@@ -7,6 +7,7 @@ from collections.abc import Callable
 from heapq import nsmallest
 
 from hundredfold_scheduler.core.beam_group import BeamGroup
+from hundredfold_scheduler.core.budget import Budget
 from hundredfold_scheduler.core.fair_room import FairRoom
 from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_scheduler.core.observer import Observer
@@ -89,9 +90,11 @@ class Admission:
         """Whether the sequence and its whole answer fit the worker when it is empty. O(1)."""
         return worker.limits.holds(sequence.prompt_len, sequence.max_tokens, _seats(sequence))
 
-    def try_admit(self, sequence: Sequence, worker: Worker, budget: int, longest: int, now: float) -> Verdict:
-        """Seat a popped candidate that has at most ``longest`` tokens to compute, with room for up to
-        ``budget`` of them; or change nothing.
+    def try_admit(
+        self, sequence: Sequence, worker: Worker, budget: Budget, longest: int, now: float
+    ) -> Verdict:
+        """Seat a popped candidate that has at most ``longest`` tokens to compute, with room for its first
+        chunk, of a token at least; or change nothing.
 
         The prefix cache is asked now, not when the sequence was queued, and the blocks found are held before
         any other is taken: so what is counted as cached is what the worker will read. A prompt is admitted
@@ -113,7 +116,7 @@ class Admission:
         if worker.running and self._fair_room.keeps_from(sequence, worker, num_blocks, room, now):
             return Verdict.KEPT
         cache.adopt(sequence, place.hits, promised=place.missing)
-        if not cache.grow(sequence, cached + min(sequence.total - cached, budget)):
+        if not cache.grow(sequence, cached + max(1, budget.chunk(cached, sequence.total - cached))):
             cache.release(sequence)
             sequence.reset()
             return Verdict.NO_ROOM

@@ -55,6 +55,7 @@ class Applier:
         if result.candidates:
             self._search(result, record, worker, now)
         worker.applied = record.step
+        worker.answered(record, result.step_us / 1e6, now)
         for sequence in list(worker.parked.values()):
             if sequence.last_step <= record.step:
                 # A victim whose last result this was can be computed again.
@@ -135,8 +136,7 @@ class Applier:
             planned += drafted
             totals.drafted_tokens += drafted
             totals.accepted_tokens += result.num_accepted_tokens
-        worker.last_step_s, worker.last_result_at = result.step_us / 1e6, now
-        worker.cost.observe(_computed(record.work, skipped, drafted), worker.last_step_s)
+        worker.cost.observe(_computed(record.work, skipped, drafted), result.step_us / 1e6)
         totals.computed_tokens += planned
         totals.output_tokens += output
         totals.recomputed_tokens += recomputed

@@ -24,6 +24,8 @@ class Budget:
     prices: Prices = FREE
     window: int | None = None
     """Tokens that a token reads at most."""
+    slack: float = 0.0
+    """Seconds that may be taken beside where a prompt comes to its end by it."""
     fresh: bool = True
     """Nothing was taken yet. A token is always there then, so that every prompt comes to its end."""
 
@@ -35,6 +37,17 @@ class Budget:
         price, step = self.prices.per_token + self.prices.per_pair * read, self.prices.per_pair
         fitting = min(self.tokens, _longest(price, step, self.seconds), _longest(read, 1.0, self.pairs))
         return max(int(fitting), int(self.fresh))
+
+    def chunk(self, context: int, left: int) -> int:
+        """Tokens that a prompt of which so many are left gets at most behind so many: all of them if they
+        nearly fit, since the few that remained would cost it another step.
+        """
+        most = self.most(context)
+        if not 0 < most < left <= self.tokens:
+            return min(most, left)
+        pairs = pairs_of(left, self._read(context))
+        fits = pairs <= self.pairs and self.prices.seconds(left, pairs) <= self.seconds + self.slack
+        return left if fits else most
 
     def covers(self, chunks: Iterable[tuple[int, int]]) -> bool:
         """Whether all of these fit together, each with the tokens before it and its own."""
@@ -62,7 +75,7 @@ class Budget:
         """
         tokens = max(1, self.tokens // parts)
         seconds, pairs = max(0.0, self.seconds) / parts, max(0.0, self.pairs) / parts
-        apart = Budget(tokens, seconds, pairs, self.prices, self.window, self.fresh)
+        apart = Budget(tokens, seconds, pairs, self.prices, self.window, fresh=self.fresh)
         self.tokens -= tokens
         self.seconds -= seconds
         self.pairs -= pairs

@@ -139,11 +139,11 @@ class Newcomers:
         budget = look.terms.budget
         is_shared = sequence.total > budget.most(0) and len(self._state.waiting) > 0
         own = budget.set_apart(4) if is_shared else budget
-        verdict = admission.try_admit(sequence, worker, max(1, own.most(0)), look.longest, now)
+        verdict = admission.try_admit(sequence, worker, own, look.longest, now)
         if verdict is Verdict.ADMITTED:
             reserved = sequence.reserved
             left = sequence.total - reserved
-            chunk = min(left, max(1, own.most(reserved)))
+            chunk = max(1, own.chunk(reserved, left))
             look.seated.append((sequence, chunk))
             own.spend(reserved, chunk)
         if is_shared:

@@ -43,6 +43,10 @@ slower, at 3 nothing is left for what a step takes longer than was thought.
 """
 
 
+TO_THE_END = 0.4
+"""Times that it may take more, where a prompt is at its end by it."""
+
+
 @dataclass(frozen=True, slots=True)
 class BesideDecodes:
     """As many as stretch a step to so many times what its decodes take alone, while somebody is to be spared:
@@ -60,10 +64,10 @@ class BesideDecodes:
         alone_s = worker.cost.seconds(decodes)
         if (num_owners < 2 and others > decodes.rows) or (not decodes.rows and running < 2) or not alone_s:
             return Budget(worker.limits.max_num_batched_tokens - decodes.rows)
-        return _within(self.stretch * alone_s, worker, decodes)
+        return _within(self.stretch * alone_s, worker, decodes, TO_THE_END * alone_s)
 
 
-def _within(seconds: float, worker: Worker, decodes: Work) -> Budget:
+def _within(seconds: float, worker: Worker, decodes: Work, slack: float = 0.0) -> Budget:
     """What prompts may take for a step to take so long."""
     limits, cost = worker.limits, worker.cost
     alone_s = cost.seconds(decodes)
@@ -73,6 +77,7 @@ def _within(seconds: float, worker: Worker, decodes: Work) -> Budget:
         cost.most_pairs,
         cost.prices(),
         limits.sliding_window,
+        slack,
     )
 
 

@@ -161,10 +161,10 @@ class Planner:
     def _plan_prefill(self, sequence: Sequence, budget: Budget, worker: Worker) -> None:
         """Plan the next chunk of a running sequence's known tokens, as much as budget and memory allow."""
         reserved = sequence.reserved
-        most = budget.most(reserved)
+        most = budget.chunk(reserved, self._left(sequence))
         if sequence.status is not _RUNNING or most <= 0:
             return
-        chunk = min(self._left(sequence), most, max(1, worker.cache.room(sequence) - reserved))
+        chunk = min(most, max(1, worker.cache.room(sequence) - reserved))
         if self._make_room(sequence, reserved + chunk, worker):
             budget.spend(reserved, chunk)
             self._add_row(sequence, chunk)
@@ -239,9 +239,8 @@ class Planner:
         for row in sorted(rows, key=lambda row: self._left(self._rows[row])):
             sequence = self._rows[row]
             reserved = sequence.reserved
-            more = min(
-                self._left(sequence), self._budget.most(reserved), worker.cache.room(sequence) - reserved
-            )
+            most = self._budget.chunk(reserved, self._left(sequence))
+            more = min(most, worker.cache.room(sequence) - reserved)
             if self._num_samples[row] or more <= 0:
                 continue
             is_told = sequence.told_blocks == len(sequence.blocks)

@@ -18,9 +18,13 @@ MAX_PLANS_IN_FLIGHT = 2
 
 LONG_STEP_S = 0.03
 """Steps from here on are not planned right after each other."""
-LEAD_S, LEAD = 0.012, 0.25
+LEAD_S, LEAD = 0.012, 0.2
 """Before a step is thought to end, the next is planned by so many seconds and such a part of it, whichever is
-more: a worker that has to wait for a plan loses more than is won.
+more.
+"""
+LATE, IN_TIME = 0.25, 0.01
+"""A worker that had to wait for a plan loses: the part grows by so much each time, and shrinks for each plan
+that came in time.
 """
 
 
@@ -109,6 +113,8 @@ class Worker:
     last_step_s: float = 0.0
     """What the last one took."""
     last_result_at: float = 0.0
+    lead: float = LEAD
+    """Part of a step before whose end the next is planned."""
     last_start: int = 0
     """Number of the last plan with newcomers."""
     gathers_since: float | None = None
@@ -121,8 +127,14 @@ class Worker:
         if not self.in_flight or not self.in_flight[0].takes_s:
             return 0.0
         step = self.in_flight[0]
-        lead_s = max(LEAD_S, LEAD * step.takes_s)
+        lead_s = max(LEAD_S, self.lead * step.takes_s)
         return max(step.sent_at, self.last_result_at) + step.takes_s - lead_s
+
+    def answered(self, step: InFlight, seconds: float, now: float) -> None:
+        """A step's result is in, and what came of it."""
+        self.last_step_s, self.last_result_at = seconds, now
+        if step.takes_s and self.running:
+            self.lead = max(LEAD, self.lead - IN_TIME) if self.in_flight else min(1.0, self.lead + LATE)
 
     def will_take(self, work: Work) -> float:
         """What a step with such work is thought to take, if that is worth to know."""

@@ -228,6 +228,21 @@ def test_who_comes_while_a_long_step_runs_is_in_the_next_one() -> None:
     assert max(gaps) == 0.0
 
 
+@pytest.mark.parametrize(("noise", "least", "most"), [(0.05, 0.2, 0.21), (0.6, 0.4, 0.9)])
+def test_the_more_uneven_steps_are_the_sooner_the_next_is_planned(
+    noise: float, least: float, most: float
+) -> None:
+    """A step that ends before the next is planned leaves the worker waiting: that should be seldom."""
+    simulation = Simulation(cost=replace(SMALL_MODEL, noise=noise))
+    for _ in range(32):
+        simulation.at(0.0, lambda: simulation.submit(64, 600))
+    leads: list[float] = []
+    for i in range(250):
+        simulation.at(3.0 + 0.1 * i, lambda: leads.append(simulation.worker.lead))
+    simulation.run()
+    assert least <= sum(leads) / len(leads) <= most
+
+
 def test_requests_by_chance_at_seven_tenths_of_capacity_start_soon() -> None:
     """p99 of time to first token under Poisson load: that of an idle server and four median steps."""
     rng = random.Random(1)

@@ -141,3 +141,11 @@ def test_a_token_is_always_there_for_the_first() -> None:
     budget.spend(10_000, 1)
     assert budget.most(0) == 0
     assert Budget(0).most(0) == 0
+
+
+def test_a_prompt_that_nearly_fits_comes_to_its_end() -> None:
+    """The few tokens that remained would cost it another step."""
+    budget = Budget(100, 0.05, prices=Prices(1e-3), slack=0.01)
+    assert [budget.chunk(0, left) for left in (40, 50, 60, 61, 200)] == [40, 50, 60, 50, 50]
+    assert Budget(55, 0.05, prices=Prices(1e-3), slack=0.01).chunk(0, 60) == 50
+    assert Budget(100, 0.05, prices=Prices(1e-3)).chunk(0, 60) == 50
