@@ -32,6 +32,23 @@ class _Call(ctypes.Structure):
     )
 
 
+FEW_ROWS: Final = 8
+"""Up to so many a team goes through a list of calls."""
+
+_KNOW_TEAMS: Final = ("grouped_", "attention_", "lookup_", "rms_norm_", "add_", "rotate_", "gated_")
+"""Kernels that deal out their work to a team, and those that are too short for more than one thread: how
+their names begin.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuCall(NativeCall):
+    """A call of a kernel of ours."""
+
+    knows_teams: bool = False
+    """See native/team.h."""
+
+
 @dataclass(frozen=True, slots=True)
 class ByRow:
     """The address of a buffer's first row among the arguments of a call that computes each row by itself."""
@@ -47,16 +64,19 @@ def kept_call(variant: Variant, name: str, *arguments: object, held: Sequence[ob
     rows_at = next((i for i, argument in enumerate(arguments) if argument is ROWS), NO_ROWS)
     steps = [_row_bytes(argument) for argument in arguments]
     per_row = (INT * len(steps))(*steps) if any(steps) else None
-    return NativeCall(variant.address(f"{name}_words"), words, rows_at, tuple(held), per_row)
+    address = variant.address(f"{name}_words")
+    return CpuCall(address, words, rows_at, tuple(held), per_row, name.startswith(_KNOW_TEAMS))
 
 
 class KeptProgram:
     """See ``hundredfold.plugin.Program``."""
 
     def __init__(self, calls: Sequence[NativeCall]) -> None:
-        self._run = common_function("run", POINTER, INT, INT)
+        self._run = common_function("run", POINTER, INT, INT, INT)
         self._held = tuple(calls)
         self._count = len(calls)
+        by_team = all(isinstance(call, CpuCall) and call.knows_teams for call in calls)
+        self._team_rows = FEW_ROWS if by_team else 0
         self._calls = (_Call * len(calls))(
             *(
                 _Call(
@@ -73,7 +93,7 @@ class KeptProgram:
 
     def __call__(self, rows: int) -> None:
         """One native call."""
-        self._run(self._address, self._count, rows)
+        self._run(self._address, self._count, rows, self._team_rows)
 
 
 def _fits(call: NativeCall) -> bool:

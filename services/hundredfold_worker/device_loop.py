@@ -31,6 +31,8 @@ class DeviceLoop:
         self._session: Session | None = None
         self._traceparents: dict[int, str] = {}
         self._had_work = False
+        self._untold: tuple[Session, StepResult] | None = None
+        engine.before_kernels = self._tell
 
     def run(self) -> None:
         """Carry out orders."""
@@ -55,6 +57,14 @@ class DeviceLoop:
         self._traceparents.clear()
         self._engine.reset()
 
+    def _tell(self) -> None:
+        """Hand up the last result. Sending it takes the interpreter for a millisecond: of that the next step
+        feels nothing while its kernels run, so a result waits until they do.
+        """
+        if self._untold is not None:
+            (session, result), self._untold = self._untold, None
+            session.answer(result)
+
     def _compute(self, order: Run, waited_from: float) -> None:
         session = order.session
         if session is not self._session or not session.alive:
@@ -68,13 +78,18 @@ class DeviceLoop:
             result = self._step(order, round(waited * 1e6))
         except BrokenPlan as broken:
             log.error("broken plan", step=order.plan.step, reason=str(broken))
+            self._tell()
             self._forget(None)
             session.answer(broken)
             return
         except Exception as error:
+            self._tell()
             session.answer(error)
             raise
-        session.answer(result)
+        self._tell()  # where no kernel ran
+        self._untold = session, result
+        if self._inbox.empty():
+            self._tell()
         self._had_work = self._engine.num_live > 0
 
     def _step(self, order: Run, idle_us: int) -> StepResult:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hundredfold.plugin import AttentionBatch
-from hundredfold_worker.model import PagedCache, RuntimeReport, Selection
+from hundredfold_worker.model import PagedCache, RuntimeReport, Selection, nothing
 from hundredfold_worker.model.description import (
     AttentionDescription,
     LayerDescription,
@@ -101,8 +101,14 @@ class ToyModel:
         return (hashed.astype(np.float64) * (12 / 2**32) - 6).astype(np.float32)
 
     def forward(
-        self, token_ids: Tensor, batch: AttentionBatch, cache: PagedCache, logits_at: Tensor
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        cache: PagedCache,
+        logits_at: Tensor,
+        before_kernels: Callable[[], None] = nothing,
     ) -> Tensor:
+        before_kernels()
         self.forwards += 1
         layer = cache.layers[0]
         assert isinstance(layer, ToyLayer)

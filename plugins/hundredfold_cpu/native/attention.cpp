@@ -6,6 +6,7 @@
 // not on what is computed beside it, by which thread, nor on whether one thread takes all runs of a long sequence.
 #include "choice.h"
 #include "nibbles.h"
+#include "team.h"
 #include "words.h"
 
 #ifdef _OPENMP
@@ -223,8 +224,64 @@ static void join_runs(const Call<T, E>& call, const Tile& tile, int64_t head, fl
 }
 
 template <class T, class E>
+static void write_piece(const Call<T, E>& call, int64_t index) {
+  const int64_t heads = call.layer.num_kv_heads;
+  const Piece& piece = call.step.pieces[index / heads];
+  for (int64_t token = piece.first; token < piece.first + piece.count; ++token) call.write(token, index % heads);
+}
+
+template <class T, class E>
+static void attend_item(const Call<T, E>& call, int64_t index, float* scratch) {
+  const Step& step = call.step;
+  const Item& item = step.items[index];
+  const int64_t after = index + step.num_threads, end = item.head + item.heads;  // most likely this thread's next item
+  for (int64_t head = item.head; head < end; ++head) {
+    Ahead<T, E> ahead;
+    if (head + 1 < end)
+      ahead.look(call, step.tiles[item.tile], head + 1, item.run);
+    else if (after < step.num_items)
+      ahead.look(call, step.tiles[step.items[after].tile], step.items[after].head, step.items[after].run);
+    attend(call, step.tiles[item.tile], head, item.run, scratch, ahead);
+  }
+}
+
+template <class T, class E>
+static void join_item(const Call<T, E>& call, int64_t index, float* scratch) {
+  const Item& item = call.step.joins[index];
+  join_runs(call, call.step.tiles[item.tile], item.head, scratch);
+}
+
+// One after the other by a team: f(index, scratch) for each index below `count`.
+template <class F>
+static void each_by_team(const Step& step, int64_t count, const F& f) {
+  struct Context {
+    const Step* step;
+    const F* f;
+    int64_t count, parts;
+  };
+  const int64_t parts = count < Job::MOST_PARTS ? count : Job::MOST_PARTS;
+  if (!parts) return;
+  Job job = Job::of(parts, Context{&step, &f, count, parts});
+  job.compute = [](const void* context, int64_t part, int64_t thread, void*) {
+    const Context& own = *static_cast<const Context*>(context);
+    float* scratch = own.step->scratch + thread * own.step->scratch_stride;
+    for (int64_t i = part; i < own.count; i += own.parts) (*own.f)(i, scratch);
+  };
+  run_by_team(job);
+}
+
+template <class T, class E>
+static void run_in_team(const Call<T, E>& call) {
+  const Step& step = call.step;
+  each_by_team(step, step.num_pieces * call.layer.num_kv_heads, [&](int64_t i, float*) { write_piece(call, i); });
+  each_by_team(step, step.num_items, [&](int64_t i, float* scratch) { attend_item(call, i, scratch); });
+  each_by_team(step, step.num_joins, [&](int64_t i, float* scratch) { join_item(call, i, scratch); });
+}
+
+template <class T, class E>
 static void run(const Call<T, E>& call) {
   const Step& step = call.step;
+  if (leads_team()) return run_in_team(call);
   const int64_t heads = call.layer.num_kv_heads;
 #pragma omp parallel num_threads(int(step.num_threads)) if (step.num_threads > 1)
   {
@@ -235,29 +292,14 @@ static void run(const Call<T, E>& call) {
 #endif
     if (step.num_pieces) {
 #pragma omp for schedule(dynamic, 1)
-      for (int64_t i = 0; i < step.num_pieces * heads; ++i) {
-        const Piece& piece = step.pieces[i / heads];
-        for (int64_t token = piece.first; token < piece.first + piece.count; ++token) call.write(token, i % heads);
-      }
+      for (int64_t i = 0; i < step.num_pieces * heads; ++i) write_piece(call, i);
     }
 #pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t i = 0; i < step.num_items; ++i) {
-      const Item& item = step.items[i];
-      const int64_t after = i + step.num_threads, end = item.head + item.heads;  // most likely this thread's next item
-      for (int64_t head = item.head; head < end; ++head) {
-        Ahead<T, E> ahead;
-        if (head + 1 < end)
-          ahead.look(call, step.tiles[item.tile], head + 1, item.run);
-        else if (after < step.num_items)
-          ahead.look(call, step.tiles[step.items[after].tile], step.items[after].head, step.items[after].run);
-        attend(call, step.tiles[item.tile], head, item.run, scratch, ahead);
-      }
-    }
+    for (int64_t i = 0; i < step.num_items; ++i) attend_item(call, i, scratch);
     if (step.num_joins) {
 #pragma omp barrier
 #pragma omp for schedule(dynamic, 1) nowait
-      for (int64_t i = 0; i < step.num_joins; ++i)
-        join_runs(call, step.tiles[step.joins[i].tile], step.joins[i].head, scratch);
+      for (int64_t i = 0; i < step.num_joins; ++i) join_item(call, i, scratch);
     }
   }
 }

@@ -2,13 +2,15 @@
 //
 // hundredfold.plugin.integer defines each bit. How a product is cut into tiles and threads changes none of them.
 #include "grouped_tile.h"
+#include "team.h"
 #include "words.h"
 #include "workspace.h"
 
 namespace HF_ISA {
 
-// Multiplications that are not worth a second thread, and those that a thread should get at a time.
-constexpr int64_t SMALL = 1 << 18, SHARE = 1 << 16;
+// Multiplications that are not worth a second thread, and those that a thread should get at a time; of a team more, since
+// panels one after the other are what memory is quickest at.
+constexpr int64_t SMALL = 1 << 18, SHARE = 1 << 16, TEAM_SHARE = 1 << 17;
 
 template <int R>
 struct Size {
@@ -77,6 +79,42 @@ struct GroupedProduct {
   }
 };
 
+// A few panels of a product, as a team computes them.
+template <int BITS, class T>
+struct GroupedPart {
+  GroupedProduct<T> whole;
+  int64_t at_once;
+
+  int64_t columns() const { return at_once * PANEL; }
+  static void compute(const void* context, int64_t part, int64_t, void* room) {
+    const GroupedPart& own = *static_cast<const GroupedPart*>(context);
+    const GroupedProduct<T>& whole = own.whole;
+    const int64_t first = part * own.at_once, panels = whole.w.panels();
+    const GroupedProduct<T> job{whole.w, whole.in, whole.m, static_cast<T*>(room) - first * PANEL, own.columns()};
+    for (int64_t panel = first; panel < first + own.at_once && panel < panels; ++panel) job.template panel<BITS>(panel);
+  }
+  static void put(const void* context, int64_t part, const void* room) {
+    const GroupedPart& own = *static_cast<const GroupedPart*>(context);
+    const GroupedProduct<T>& whole = own.whole;
+    const int64_t first = part * own.columns(), left = whole.w.n - first, count = left < own.columns() ? left : own.columns();
+    for (int64_t row = 0; row < whole.m; ++row)
+      __builtin_memcpy(whole.y + row * whole.y_stride + first, static_cast<const T*>(room) + row * own.columns(),
+                       size_t(count) * sizeof(T));
+  }
+  static void run(const GroupedProduct<T>& whole) {
+    const int64_t panels = whole.w.panels(), least = (panels + Job::MOST_PARTS - 1) / Job::MOST_PARTS;
+    const int64_t wanted = 1 + TEAM_SHARE / (whole.m * whole.w.k * PANEL), at_once = wanted < least ? least : wanted;
+    Job job = Job::of((panels + at_once - 1) / at_once, GroupedPart{whole, at_once});
+    job.compute = compute, job.put = put;
+    run_by_team(job);
+  }
+  // Whether a part's result has room.
+  static bool fits(const GroupedProduct<T>& whole) {
+    return (whole.w.panels() / Job::MOST_PARTS + 1 + TEAM_SHARE / (whole.m * whole.w.k * PANEL)) * PANEL * whole.m *
+               int64_t(sizeof(T)) <= int64_t(Job::ROOM);
+  }
+};
+
 template <int BITS, class T>
 static void grouped(const GroupedWeight& w, const T* x, int64_t x_stride, int64_t m, T* y, int64_t y_stride) {
   using Code = InputCode<BITS>;
@@ -86,6 +124,7 @@ static void grouped(const GroupedWeight& w, const T* x, int64_t x_stride, int64_
   if (few) {
     for (int64_t row = 0; row < m; ++row) quantize_row<Code>(w, x + row * x_stride, in, row);
   }
+  if (few && leads_team() && m * w.n * w.k > SMALL && GroupedPart<BITS, T>::fits(job)) return GroupedPart<BITS, T>::run(job);
   const int64_t panels = w.panels(), at_once = 1 + SHARE / (m * w.k * PANEL);
 #pragma omp parallel if (m * w.n * w.k > SMALL)
   {

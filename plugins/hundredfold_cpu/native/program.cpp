@@ -1,6 +1,8 @@
 // Runs a list of calls, one after the other; those that compute each row by itself, block after block of rows.
 #include <cstdint>
 
+#include "team.h"
+
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -65,7 +67,27 @@ void run_blocks(const Call* calls, int64_t count, int64_t rows) {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) void hf_run(const Call* calls, int64_t count, int64_t rows) {
+namespace {
+
+struct List {
+  const Call* calls;
+  int64_t count, rows;
+};
+
+void run_list(const void* words) {
+  const List& list = *static_cast<const List*>(words);
+  for (int64_t i = 0; i < list.count; ++i) run_whole(list.calls[i], list.rows);
+}
+
+}  // namespace
+
+// Up to `team_rows` rows a team goes through all calls: then every kernel among them has to know teams, see team.h.
+extern "C" __attribute__((visibility("default"))) void hf_run(const Call* calls, int64_t count, int64_t rows,
+                                                              int64_t team_rows) {
+  if (rows <= team_rows) {
+    const List list{calls, count, rows};
+    return with_team(threads(), run_list, &list);
+  }
   for (int64_t i = 0; i < count;) {
     int64_t end = i;
     while (end < count && calls[end].per_row) ++end;

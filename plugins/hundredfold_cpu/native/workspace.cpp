@@ -1,6 +1,8 @@
 // See workspace.h.
 #include "workspace.h"
 
+#include "team.h"
+
 #include <cstdio>
 #include <cstdlib>
 
@@ -21,6 +23,7 @@ thread_local Buffer buffers[size_t(Workspace::COUNT)];
 void* workspace(Workspace kind, size_t bytes) {
   Buffer& own = buffers[size_t(kind)];
   if (own.bytes < bytes) {
+    if (leads_team()) wait_for_late();
     std::free(own.memory);
     own.bytes = (bytes + LINE - 1) / LINE * LINE;
     own.memory = std::aligned_alloc(LINE, own.bytes);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hundredfold.plugin import AttentionBatch
-from hundredfold_worker.model import LoadedModel, PagedCache
+from hundredfold_worker.model import LoadedModel, PagedCache, nothing
 
 Batch = tuple[Tensor, AttentionBatch, PagedCache, Tensor]
 
@@ -24,12 +25,17 @@ class RecordingModel:
     batches: list[Batch] = field(default_factory=list)
 
     def forward(
-        self, token_ids: Tensor, batch: AttentionBatch, cache: PagedCache, logits_at: Tensor
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        cache: PagedCache,
+        logits_at: Tensor,
+        before_kernels: Callable[[], None] = nothing,
     ) -> Tensor:
         """See ``LoadedModel``."""
         if self.recording:
             self.batches.append((token_ids, batch, cache, logits_at))
-        return self.model.forward(token_ids, batch, cache, logits_at)
+        return self.model.forward(token_ids, batch, cache, logits_at, before_kernels)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)

@@ -137,15 +137,8 @@ def _check_rows(table: SlotTable, plan: StepPlan) -> None:
             f"num_tokens and num_draft_tokens add up to {asked}, "
             f"max_num_batched_tokens is {limits.max_num_batched_tokens}"
         )
-    idle = (table.state[slots] == RUNNING) & (table.computed[slots] == table.length[slots])
-    idle &= table.sampling.num_candidates[slots] > 0
-    if idle.any():
-        raise BrokenPlan(f"row {int(idle.argmax())} names a beam whose tokens are all computed")
-    beams = plan.num_draft_tokens * table.sampling.num_candidates[slots[: len(plan.num_draft_tokens)]]
-    if beams.any():
-        raise BrokenPlan(
-            f"row {int(beams.argmax())} may draft for a beam, whose next ids are the scheduler's to choose"
-        )
+    if table.sampling.num_candidates[slots].any():
+        _check_beams(table, plan)
     reach = table.computed[slots] + np.minimum(wanted, table.length[slots] - table.computed[slots])
     if len(plan.num_draft_tokens):
         reach = reach + plan.num_draft_tokens
@@ -159,6 +152,19 @@ def _check_rows(table: SlotTable, plan: StepPlan) -> None:
         )
 
 
+def _check_beams(table: SlotTable, plan: StepPlan) -> None:
+    slots = plan.slots
+    candidates = table.sampling.num_candidates[slots]
+    idle = (table.state[slots] == RUNNING) & (table.computed[slots] == table.length[slots]) & (candidates > 0)
+    if idle.any():
+        raise BrokenPlan(f"row {int(idle.argmax())} names a beam whose tokens are all computed")
+    beams = plan.num_draft_tokens * candidates[: len(plan.num_draft_tokens)]
+    if beams.any():
+        raise BrokenPlan(
+            f"row {int(beams.argmax())} may draft for a beam, whose next ids are the scheduler's to choose"
+        )
+
+
 def _check_known(field: str, table: SlotTable, slots: Ints) -> None:
     empty = table.state[slots] == EMPTY
     if empty.any():
@@ -166,6 +172,8 @@ def _check_known(field: str, table: SlotTable, slots: Ints) -> None:
 
 
 def _check_distinct(field: str, slots: Ints) -> None:
+    if len(slots) < 2:
+        return
     ordered = np.sort(slots)
     twice = ordered[1:] == ordered[:-1]
     if twice.any():

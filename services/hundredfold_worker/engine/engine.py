@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,6 +57,15 @@ class Engine:
         self._runner = PassRunner(model, cache, self._table)
         self._last_step = 0
         self.totals = EngineTotals()
+
+    @property
+    def before_kernels(self) -> Callable[[], None]:
+        """Called before each forward: begins what others can do while kernels run."""
+        return self._runner.before_kernels
+
+    @before_kernels.setter
+    def before_kernels(self, begin: Callable[[], None]) -> None:
+        self._runner.before_kernels = begin
 
     @property
     def limits(self) -> EngineLimits:

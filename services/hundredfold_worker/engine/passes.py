@@ -37,6 +37,8 @@ class Pass:
 def num_scored(table: SlotTable, slots: Ints, takes: Ints) -> Ints:
     """int64[n]: prompt positions among the next ``takes`` whose logits score the id after."""
     asked = table.sampling.prompt_logprobs[slots] >= 0
+    if not asked.any():
+        return np.zeros_like(takes)
     left = table.prompt_len[slots] - 1 - table.computed[slots]
     scored: Ints = np.where(asked, np.clip(left, 0, takes), 0)
     return scored

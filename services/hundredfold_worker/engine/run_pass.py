@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from hundredfold_worker.engine.passes import Pass, num_scored
 from hundredfold_worker.engine.plan import EndReason, Ints, RowScores
 from hundredfold_worker.engine.slots import SlotTable
 from hundredfold_worker.failures import FailureCode, RequestFailure
-from hundredfold_worker.model import LoadedModel, PagedCache
+from hundredfold_worker.model import LoadedModel, PagedCache, nothing
 from hundredfold_worker.sampling.logprobs import score_tokens
 from hundredfold_worker.sampling.noise import spread
 from hundredfold_worker.sampling.sampler import Sampled, Sampler
@@ -50,6 +51,7 @@ class PassRunner:
         self._table = table
         self._sampler = Sampler(table.sampling, model.drawer(spread(np.arange(table.limits.vocab_size))))
         self.times = StepTimes()
+        self.before_kernels: Callable[[], None] = nothing
 
     def run(self, part: Pass, outcome: Outcome) -> None:
         """Compute the pass. What raises before a row has got a token has not changed its slot: such rows can
@@ -69,8 +71,9 @@ class PassRunner:
         if scored.any():
             logits_at = np.concatenate([logits_at, _run_lengths(batch.starts, scored)])
         built = time.perf_counter()
+        wanted = send(logits_at, self._model.device)
         logits = self._model.forward(
-            batch.token_ids, batch.attention, self._cache, send(logits_at, self._model.device)
+            batch.token_ids, batch.attention, self._cache, wanted, self.before_kernels
         )
         forwarded = time.perf_counter()
         drawn = rounds[0]

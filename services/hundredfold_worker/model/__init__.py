@@ -10,6 +10,7 @@ from hundredfold_worker.model.loaded import (
     PagedCache,
     RuntimeReport,
     Selection,
+    nothing,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "RuntimeReport",
     "Selection",
     "load_model",
+    "nothing",
 ]

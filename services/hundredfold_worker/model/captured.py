@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from hundredfold.plugin import (
     Rotation,
 )
 from hundredfold_worker.model.decoder import Decoder, DecoderLayer, Norm, Projection, QueryKeyNorms
-from hundredfold_worker.model.loaded import PagedCache
+from hundredfold_worker.model.loaded import PagedCache, nothing
 from hundredfold_worker.model.offload import StreamedLayers
 
 _STEP = 64
@@ -48,6 +48,8 @@ class Captured:
     """Up to the attention of the last layer: the cache is complete then."""
     rest: Program
     """From there to the logits, for rows whose logits are wanted."""
+    whole: Program
+    """Both, for steps that want the logits of every row."""
     hidden: Tensor
     attended: Tensor
     token_ids: Tensor
@@ -64,26 +66,50 @@ class Captured:
         return cache is self.cache and rows <= self.rows and logit_rows <= self.logit_rows
 
     def forward(
-        self, decoder: Decoder, token_ids: Tensor, batch: AttentionBatch, logits_at: Tensor
+        self,
+        decoder: Decoder,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        logits_at: Tensor,
+        before_kernels: Callable[[], None] = nothing,
     ) -> Tensor:
         """See ``LoadedModel.forward``."""
         rows, wanted = len(token_ids), len(logits_at)
         if len(self.token_ids):
-            self.token_ids[:rows] = token_ids
-            self.positions[:rows] = batch.positions
+            _copy(token_ids, self.token_ids[:rows])
+            _copy(batch.positions, self.positions[:rows])
         else:
             self.hidden[:rows] = decoder.embed(token_ids)
             for table, angles in zip(decoder.rotaries, self.angles, strict=True):
                 table.write(batch.positions, angles[:rows])
         self.attention.prepare(batch)
+        if wanted == rows and _equal(logits_at, self.order[:rows]):
+            logits = self.logits[:rows]
+            before_kernels()
+            self.whole(rows)
+            return logits
+        before_kernels()
         self.body(rows)
-        if not wanted:
-            return self.logits[:0]
-        if wanted != rows or not torch.equal(logits_at, self.order[:rows]):
+        if wanted:
             for buffer in (self.hidden, self.attended):
                 buffer[:wanted] = buffer.index_select(0, logits_at)
-        self.rest(wanted)
+            self.rest(wanted)
         return self.logits[:wanted]
+
+
+def _copy(source: Tensor, target: Tensor) -> None:
+    """Of a few numbers. On a CPU torch, which lends the interpreter for it, would cost more than the copy."""
+    if target.device.type == "cpu":
+        target.numpy()[:] = source.numpy()
+    else:
+        target.copy_(source)
+
+
+def _equal(left: Tensor, right: Tensor) -> bool:
+    """The same of a comparison."""
+    if left.device.type == "cpu":
+        return bool((left.numpy() == right.numpy()).all())
+    return torch.equal(left, right)
 
 
 def can_capture(decoder: Decoder) -> bool:
@@ -157,6 +183,7 @@ class _Capture:
             attention=self._attention,
             body=self._operations.program(body),
             rest=self._operations.program(rest),
+            whole=self._operations.program(body + rest),
             hidden=self._hidden,
             attended=attended,
             token_ids=self._token_ids if lookups else self._token_ids[:0],

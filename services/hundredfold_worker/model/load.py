@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +33,14 @@ from hundredfold_worker.model.decoder import Decoder
 from hundredfold_worker.model.description import ModelDescription
 from hundredfold_worker.model.errors import ModelLoadError
 from hundredfold_worker.model.guards import GuardedMethod
-from hundredfold_worker.model.loaded import LoadedModel, LoadOptions, PagedCache, RuntimeReport, Selection
+from hundredfold_worker.model.loaded import (
+    LoadedModel,
+    LoadOptions,
+    PagedCache,
+    RuntimeReport,
+    Selection,
+    nothing,
+)
 from hundredfold_worker.model.offload import Budgeted, Held, load_layers
 from hundredfold_worker.model.on_the_fly import choose_on_the_fly
 from hundredfold_worker.model.precision import NAMES, choose_device, choose_dtype
@@ -84,10 +91,15 @@ class LoadedDecoder:
         return operations.drawer(spread_ids) if isinstance(operations, DrawingElementwise) else None
 
     def forward(
-        self, token_ids: Tensor, batch: AttentionBatch, cache: PagedCache, logits_at: Tensor
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        cache: PagedCache,
+        logits_at: Tensor,
+        before_kernels: Callable[[], None] = nothing,
     ) -> Tensor:
         """See ``LoadedModel``."""
-        return self.runner.forward(token_ids, batch, cache, logits_at)
+        return self.runner.forward(token_ids, batch, cache, logits_at, before_kernels)
 
 
 def load_model(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Registry]) -> LoadedModel:

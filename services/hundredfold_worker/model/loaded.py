@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -107,6 +107,10 @@ class CachePlanner(Protocol):
         """A cache of ``num_blocks`` blocks; content is never read before it is written."""
 
 
+def nothing() -> None:
+    """Does nothing."""
+
+
 class LoadedModel(Protocol):
     """Everything the engine needs. One thread uses it, the one that loaded it."""
 
@@ -146,7 +150,12 @@ class LoadedModel(Protocol):
         """What draws from this model's logits; ``None`` where no plugin does. See ``DrawingElementwise``."""
 
     def forward(
-        self, token_ids: Tensor, batch: AttentionBatch, cache: PagedCache, logits_at: Tensor
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        cache: PagedCache,
+        logits_at: Tensor,
+        before_kernels: Callable[[], None] = nothing,
     ) -> Tensor:
         """Run one step and write its keys and values to the cache.
 
@@ -155,6 +164,7 @@ class LoadedModel(Protocol):
             batch: the step's rows; its tensors on the model's device.
             cache: from ``cache_planner``.
             logits_at: int64[R], flat positions below T whose logits are wanted; R may be 0.
+            before_kernels: called once, as late as can be before the first kernel runs.
 
         Returns:
             float32[R, vocab_size], owned by the caller until the next call. Runs in inference mode: change

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from hundredfold.plugin import AttentionBatch
 from hundredfold_worker.model.captured import Captured, can_capture, capture
 from hundredfold_worker.model.decoder import Decoder
-from hundredfold_worker.model.loaded import PagedCache
+from hundredfold_worker.model.loaded import PagedCache, nothing
 
 
 class Runner:
@@ -21,15 +23,21 @@ class Runner:
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: Tensor, batch: AttentionBatch, cache: PagedCache, logits_at: Tensor
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        cache: PagedCache,
+        logits_at: Tensor,
+        before_kernels: Callable[[], None] = nothing,
     ) -> Tensor:
         """See ``LoadedModel.forward``."""
         decoder = self._decoder
         captured = self._program(cache, len(token_ids), len(logits_at)) if self._can_capture else None
         if captured is None:
+            before_kernels()
             logits = decoder.forward(token_ids, batch, cache, logits_at)
         else:
-            logits = captured.forward(decoder, token_ids, batch, logits_at)
+            logits = captured.forward(decoder, token_ids, batch, logits_at, before_kernels)
         logits = logits.float()
         if decoder.logit_softcap is not None:
             logits.div_(decoder.logit_softcap).tanh_().mul_(decoder.logit_softcap)

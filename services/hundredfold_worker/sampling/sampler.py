@@ -62,6 +62,8 @@ class Sampler:
         everyone = np.arange(len(slots))
         token_ids, values = self._drawer.likeliest(logits, everyone, limits)
         failures = _non_finite(values, "non-finite logits: the model's output is not a number or infinite")
+        if table.likeliest[slots].all():  # a step of such rows is short enough for the rest to be felt
+            return Sampled(token_ids, failures, {})
         scorer = _Scorer(logits, slots, table)
         beams = _without(np.flatnonzero(table.num_candidates[slots] > 0), failures)
         if len(beams):

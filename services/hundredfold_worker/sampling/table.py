@@ -56,6 +56,9 @@ class SamplingTable:
     """bool[S]: whether bias, bad words or penalties change logits at every position."""
     counted: NDArray[np.bool_] = field(init=False)
     """bool[S]: whether penalties need the tokens counted."""
+    likeliest: NDArray[np.bool_] = field(init=False)
+    """bool[S]: whether a slot takes the likeliest token of plain logits at every position, and no more is
+    asked."""
     has_stops: NDArray[np.bool_] = field(init=False)
     stops: NDArray[np.int64] = field(init=False)
     """int64[S, most stop ids of a slot], filled up with -1."""
@@ -75,7 +78,7 @@ class SamplingTable:
             setattr(self, name, np.zeros(shape, dtype=np.int64))
         for name in ("logprobs", "prompt_logprobs", "num_candidates"):
             setattr(self, name, np.zeros(shape, dtype=np.int64))
-        for name in ("edited", "counted", "has_stops"):
+        for name in ("edited", "counted", "has_stops", "likeliest"):
             setattr(self, name, np.zeros(shape, dtype=np.bool_))
         self.stops = np.full((shape, _FIRST_STOPS), _NO_TOKEN, dtype=np.int64)
 
@@ -100,6 +103,9 @@ class SamplingTable:
         self.num_candidates[slot] = params.num_candidates
         self._put_stops(slot, params.stop_token_ids)
         self._put_sparse(slot, params, prompt, output)
+        edited = self.edited[slot] or (self.has_stops[slot] and params.min_tokens > 0)
+        asked = params.logprobs is not None or params.num_candidates > 0
+        self.likeliest[slot] = params.greedy and not edited and not asked
 
     def branch(self, slots: NDArray[np.int64], sources: NDArray[np.int64]) -> None:
         """Each of ``slots`` takes what its source has, all sources as they are before the first does."""
