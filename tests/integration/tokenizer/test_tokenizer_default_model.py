@@ -1,35 +1,18 @@
-"""The default model's text, held to transformers reading the same GGUF file."""
+"""The default model's text, held to what transformers made of the same GGUF file."""
 
 from __future__ import annotations
-
-import random
-from typing import Any
 
 import pytest
 
 from hundredfold.models import DEFAULT_MODEL, pull
 from hundredfold_tokenizer.output.detokenizer import Detokenizer, decode
 from hundredfold_tokenizer.vocabulary import Vocabulary, load_vocabulary
-
-TEXTS = [
-    "Hello, world!",
-    "  leading and trailing  ",
-    "Once upon a time there was a little fox who said: \"It's mine, isn't it?\"",
-    "def f(x):\n    return x ** 2  # square\n\n\n",
-    "naïve café Ünïcode 中文字符 가나다라 русский العربية 😀👩‍👩‍👧",
-    "a\u0301 e\u0301 \u200b zero width",
-    "tabs\tand\r\nwindows lines\r\n",
-    "$3.50 + 20% = x_y-z/w @home #tag ^_^ ~`|",
-    "ALLCAPS CamelCase snake_case kebab-case",
-    "<|im_start|>user\nhi<|im_end|>\n<|endoftext|>",
-]
+from support.kept_texts import SPACED, TEXTS, KeptTexts, kept_texts, random_ids
 
 
 @pytest.fixture(scope="module")
-def truth() -> Any:
-    from support.reference import load_tokenizer
-
-    return load_tokenizer(str(pull(DEFAULT_MODEL).weights[0]))
+def truth() -> KeptTexts:
+    return kept_texts(pull(DEFAULT_MODEL).weights[0])
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +20,13 @@ def vocabulary() -> Vocabulary:
     return load_vocabulary(pull(DEFAULT_MODEL))
 
 
-def test_texts(truth: Any, vocabulary: Vocabulary) -> None:
-    for text in TEXTS:
-        wanted = truth.encode(text, add_special_tokens=False, split_special_tokens=True)
+def test_texts(truth: KeptTexts, vocabulary: Vocabulary) -> None:
+    for text, wanted in zip(TEXTS, truth.plain, strict=True):
         assert vocabulary.encode_text(text) == wanted, text
 
 
-def test_texts_with_special_tokens(truth: Any, vocabulary: Vocabulary) -> None:
-    for text in TEXTS:
-        wanted = truth.encode(text, add_special_tokens=False)
+def test_texts_with_special_tokens(truth: KeptTexts, vocabulary: Vocabulary) -> None:
+    for text, wanted in zip(TEXTS, truth.special, strict=True):
         assert vocabulary.encode_text(text, parse_special=True) == wanted, text
 
 
@@ -59,22 +40,18 @@ def test_digits_stand_alone(vocabulary: Vocabulary) -> None:
     ]
 
 
-def test_random_ids_decode_as_one_and_streamed(truth: Any, vocabulary: Vocabulary) -> None:
+def test_random_ids_decode_as_one_and_streamed(truth: KeptTexts, vocabulary: Vocabulary) -> None:
     """Items 79, 82, 84: any ids at all, whole and one by one, as the library decodes them, nothing cleaned
     up.
     """
-    rng = random.Random(11)
-    for _ in range(200):
-        ids = [rng.randrange(vocabulary.size) for _ in range(rng.randint(1, 60))]
-        for skip in (True, False):
-            wanted = truth.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+    for skip, texts in ((True, truth.skipped), (False, truth.decoded)):
+        for ids, wanted in zip(random_ids(vocabulary.size), texts, strict=True):
             detokenizer = Detokenizer(vocabulary.table, skip_special=skip, at_start=True)
             streamed = "".join(map(detokenizer.feed, ids)) + detokenizer.flush()
             assert decode(vocabulary.table, ids, skip_special=skip) == streamed == wanted
 
 
-def test_spaces_before_punctuation_stay(truth: Any, vocabulary: Vocabulary) -> None:
+def test_spaces_before_punctuation_stay(truth: KeptTexts, vocabulary: Vocabulary) -> None:
     """Item 84: " ." and " 's" keep their spaces."""
-    ids = vocabulary.encode_text("Hi . It 's n't")
-    assert decode(vocabulary.table, ids, skip_special=True) == "Hi . It 's n't"
-    assert truth.decode(ids, clean_up_tokenization_spaces=False) == "Hi . It 's n't"
+    ids = vocabulary.encode_text(SPACED)
+    assert decode(vocabulary.table, ids, skip_special=True) == truth.spaced == SPACED
