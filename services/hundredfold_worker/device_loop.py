@@ -41,6 +41,8 @@ class DeviceLoop:
             waited_from = time.perf_counter()
             order = self._inbox.get()
             self._heartbeat.beat()
+            if not isinstance(order, Run):
+                self._tell()
             match order:
                 case Run():
                     self._compute(order, waited_from)
@@ -68,6 +70,7 @@ class DeviceLoop:
     def _compute(self, order: Run, waited_from: float) -> None:
         session = order.session
         if session is not self._session or not session.alive:
+            self._tell()
             return
         waited = time.perf_counter() - waited_from
         if self._had_work:

@@ -68,6 +68,28 @@ async def test_answers_come_in_order(loop: Loop) -> None:
     assert [(await answer(session)).step for _ in range(3)] == [1, 2, 3]
 
 
+async def test_a_result_is_handed_up_when_the_next_kernels_begin(make_driver) -> None:
+    """By then the next step has no Python to do; nothing waits where no step is queued, or where one fails."""
+    told: list[int] = []
+    known_at_kernels: list[list[int]] = []
+
+    class Told(Session):
+        def answer(self, answer: object) -> None:
+            told.append(answer.step if isinstance(answer, StepResult) else -1)
+
+    model = ToyModel(tamper=lambda _ids, _logits: known_at_kernels.append(list(told)))
+    driver, inbox = make_driver(model), Inbox()
+    session = Told(inbox)
+    driver.add(0, [1, 2, 3], SamplingParams(max_tokens=9))
+    plans = [driver.plan(), *(StepPlan(step, slots=ints([0]), num_tokens=ints([1])) for step in (2, 3, 9))]
+    for plan in plans:
+        inbox.put(Run(session, plan, {}))
+    inbox.put(Leave())
+    DeviceLoop(driver.engine, inbox, Heartbeat("device", 10)).run()
+    assert known_at_kernels == [[], [1], [1, 2]]
+    assert told == [1, 2, 3, -1]
+
+
 async def test_plans_of_the_dead_are_not_computed(loop: Loop) -> None:
     computing, gate = threading.Event(), threading.Event()
     model = loop.driver.engine._runner._model
