@@ -69,7 +69,7 @@ async def test_answers_come_in_order(loop: Loop) -> None:
 
 
 async def test_a_result_is_handed_up_when_the_next_kernels_begin(make_driver) -> None:
-    """By then the next step has no Python to do; nothing waits where no step is queued, or where one fails."""
+    """By then the next step has no Python to do. Nothing waits where no step is queued, or one fails."""
     told: list[int] = []
     known_at_kernels: list[list[int]] = []
 
