@@ -174,8 +174,7 @@ class WorkerService:
         the end: it is ended when nothing runs any more.
         """
         await self.host.stopping.wait()
-        if self._servicer.session is not None:
-            self._servicer.session.leave()
+        self._servicer.leave()
         await self.host.drained.wait()
         if self._servicer.session is not None:
             self._servicer.session.fail(

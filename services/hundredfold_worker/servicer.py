@@ -40,6 +40,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._incarnation = incarnation
         self._inbox = inbox
         self._session: Session | None = None
+        self._leaving = False
         self.facts: WorkerFacts | None = None
         """Set by the device thread when the worker is ready."""
 
@@ -47,6 +48,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     def session(self) -> Session | None:
         """The scheduler that is connected."""
         return self._session
+
+    def leave(self) -> None:
+        """A drain begins: the scheduler is told to bring nothing new, also one that comes at this moment."""
+        self._leaving = True
+        if self._session is not None:
+            self._session.leave()
 
     async def GetWorkerInfo(
         self,
@@ -81,6 +88,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         hello = await _hello(request_iterator)
         self._check(hello)
         session = self._session = Session(self._inbox)
+        if self._leaving:
+            session.leave()
         reader = asyncio.create_task(_read(request_iterator, session))
         log.info("scheduler connected", scheduler=hello.scheduler)
         try:

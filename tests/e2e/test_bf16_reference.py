@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.answers_kept import kept_answers
 from support.door import Answer, generate_all, request
 from support.stack import Stack
 from support.worker_model import full_logits, load_default
@@ -29,16 +32,24 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def reference(default_model: str) -> Any:
-    """transformers in fp32."""
-    from support.reference import load_reference
+    """transformers in fp32, over the file's numbers."""
+    from support.llama_checkpoints import llama_from_gguf
 
-    return load_reference(default_model)
+    return llama_from_gguf(Path(default_model))
+
+
+@pytest.fixture(scope="module")
+def prompts(default_model: str) -> dict[str, list[int]]:
+    """The ids of each prompt, as transformers encodes it."""
+    kept = {answer.text: answer.prompt for answer in kept_answers("smollm2-135m", default_model)}
+    return {text: kept[text] for text in PROMPTS}
 
 
 @pytest.fixture(scope="module")
 def bf16_answers(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Answer]]:
     """The prompts' greedy continuations through a stack that computes in bf16."""
-    running = Stack(default_model, tmp_path_factory.mktemp("bf16"), {"worker": {"dtype": "bf16"}})
+    flags = {"worker": {"dtype": "bf16", "num_kv_blocks": 64, "warm_up": False}}
+    running = Stack(default_model, tmp_path_factory.mktemp("bf16"), flags)
     running.start()
     try:
         running.wait_ready()
@@ -48,13 +59,14 @@ def bf16_answers(default_model: str, tmp_path_factory: pytest.TempPathFactory) -
         running.stop()
 
 
-def test_first_difference_is_where_fp32_was_undecided(reference: Any, bf16_answers: list[Answer]) -> None:
+def test_first_difference_is_where_fp32_was_undecided(
+    reference: Any, prompts: dict[str, list[int]], bf16_answers: list[Answer]
+) -> None:
     import torch
 
-    for text, answer in zip(PROMPTS, bf16_answers, strict=True):
-        prompt = reference.encode(text)
+    for (text, prompt), answer in zip(prompts.items(), bf16_answers, strict=True):
         with torch.inference_mode():
-            logits = reference.model(torch.tensor([prompt + answer.token_ids])).logits[0]
+            logits = reference(torch.tensor([prompt + answer.token_ids])).logits[0]
         ours = torch.tensor(answer.token_ids)
         logits = logits[len(prompt) - 1 : -1]
         differs = (logits.argmax(-1) != ours).nonzero()
@@ -65,22 +77,20 @@ def test_first_difference_is_where_fp32_was_undecided(reference: Any, bf16_answe
 
 
 def test_logit_error_is_that_of_transformers(
-    default_model: str, reference: Any, bf16_answers: list[Answer]
+    default_model: str, reference: Any, prompts: dict[str, list[int]], bf16_answers: list[Answer]
 ) -> None:
     """Root mean square over all positions and tokens of all texts."""
     import torch
 
-    from support.reference import load_reference
-
-    theirs_model = load_reference(default_model, "bfloat16")
+    theirs_model = deepcopy(reference).to(torch.bfloat16)
+    theirs_model.model.rotary_emb = deepcopy(reference.model.rotary_emb)  # stays fp32 when it is loaded, too
     ours_model = load_default(default_model, "bf16")
     ours = theirs = 0.0
-    for text, answer in zip(PROMPTS, bf16_answers, strict=True):
-        ids = reference.encode(text) + answer.token_ids
+    for prompt, answer in zip(prompts.values(), bf16_answers, strict=True):
+        ids = prompt + answer.token_ids
         with torch.inference_mode():
-            exact = reference.model(torch.tensor([ids])).logits[0]
-            theirs += float(
-                (theirs_model.model(torch.tensor([ids])).logits[0].float() - exact).square().sum()
-            )
+            exact = reference(torch.tensor([ids])).logits[0]
+            theirs += float((theirs_model(torch.tensor([ids])).logits[0].float() - exact).square().sum())
             ours += float((full_logits(ours_model, ids) - exact).square().sum())
+    print(f"our error is {(ours / theirs) ** 0.5:.3f} of transformers' own")
     assert (ours / theirs) ** 0.5 <= SHARE, (ours / theirs) ** 0.5

@@ -46,7 +46,7 @@ class Gateway:
 
     def start(self) -> None:
         self.process = nursery("hundredfold_gateway").start(self._arguments, self.log)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while self.health() != 200:
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()

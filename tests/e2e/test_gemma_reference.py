@@ -34,7 +34,8 @@ def kept(path: Path) -> list[KeptAnswer]:
 
 @pytest.fixture(scope="module")
 def gemma(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    flags = {"worker": {"dtype": "fp32", "num_threads": 2, "max_model_len": 1024}}
+    worker = {"dtype": "fp32", "num_threads": 2, "max_model_len": 1024, "num_kv_blocks": 128}
+    flags = {"worker": worker | {"warm_up": False}}
     running = Stack(MODEL, tmp_path_factory.mktemp("gemma"), flags)
     running.start()
     try:

@@ -137,7 +137,7 @@ def test_replicas(tiny_model: str, output: Path):
             with Client(address) as client:
                 assert len(client.generate("hi", max_tokens=8, ignore_eos=True).result().token_ids) == 8
         with Client(running.address) as client:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 240
             while True:  # one worker is enough to be ready; the other is found when it has loaded
                 workers = [service for service in client.info() if service.service == "worker"]
                 if [(worker.state, worker.reason) for worker in workers] == [("ready", "")] * 2:
@@ -166,17 +166,17 @@ def test_children_die_with_a_killed_supervisor(serving: Serving):
     assert alive == []
 
 
-def test_a_port_in_use_is_said_and_ends_it(default_model: str, output: Path):
+def test_a_port_in_use_is_said_and_ends_it(tiny_model: str, output: Path):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        running = Serving(default_model, output, f"--listen=127.0.0.1:{port}")
+        running = Serving(tiny_model, output, f"--listen=127.0.0.1:{port}")
         assert running.process.wait(STOP_S) == 1
     assert "before it was ready" in running.text
     assert str(port) in running.text
 
 
-def test_a_wrong_setting_is_said_and_ends_it(default_model: str, output: Path):
-    running = Serving(default_model, output, "--set", "tokenizer.max_requests=none-such")
+def test_a_wrong_setting_is_said_and_ends_it(tiny_model: str, output: Path):
+    running = Serving(tiny_model, output, "--set", "tokenizer.max_requests=none-such")
     assert running.process.wait(STOP_S) == 2
     assert "max_requests" in running.text
     assert "tokenizer cannot use its configuration" in running.text

@@ -24,7 +24,7 @@ def test_a_shared_prefix_cuts_the_time_to_the_first_token_to_a_tenth(
     """Two prefixes of 2,000 tokens, each asked for twice with another end: the second time all but its last
     block comes from the cache.
     """
-    flags = {"worker": {"num_threads": 2}}
+    flags = {"worker": {"num_threads": 2, "num_kv_blocks": 512, "warm_up": False}}
     with (
         Stack(default_model, tmp_path, flags).serving() as stack,
         grpc.insecure_channel(stack.address) as channel,

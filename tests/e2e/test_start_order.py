@@ -49,7 +49,7 @@ def test_a_worker_with_another_model_is_refused_and_named(tiny_model: str, tmp_p
     stack = Stack(tiny_model, tmp_path / "stack", {"worker": {"model": other}})
     try:
         stack.start()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while "fingerprint" not in stack.log("scheduler"):
             assert time.monotonic() < deadline, stack.log("scheduler")
             time.sleep(0.2)

@@ -1,7 +1,7 @@
-"""Ground truth: transformers over the default model's own file, dequantized by transformers.
+"""Ground truth: transformers over the default model's own file, dequantized by the gguf library.
 
-Its reader of such files takes most of a minute, so what it read is kept under build/, by the file's content
-and the library's version, in transformers' own form.
+Its own reader of such files uses that library too, and takes most of a minute. What it reads of a vocabulary
+is kept under build/, by the file's content and the library's version, in transformers' own form.
 """
 
 from __future__ import annotations
@@ -45,14 +45,11 @@ def load_tokenizer(gguf: str) -> Any:
 
 
 @cache
-def load_reference(gguf: str, dtype: str = "float32") -> Reference:
-    """Load a GGUF file through transformers, its weights dequantized to ``dtype``."""
-    from transformers import AutoModelForCausalLM
+def load_reference(gguf: str) -> Reference:
+    """The model of a GGUF file in fp32, and its tokenizer."""
+    from support.llama_checkpoints import llama_from_gguf
 
-    directory = kept(gguf, "model", read_model)
-    return Reference(
-        AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval(), load_tokenizer(gguf)
-    )
+    return Reference(llama_from_gguf(Path(gguf)), load_tokenizer(gguf))
 
 
 def kept(gguf: str, part: str, read: Callable[[Path, Path], None]) -> Path:
@@ -77,23 +74,6 @@ def read_tokenizer(gguf: Path, directory: Path) -> None:
     from transformers import AutoTokenizer
 
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
-
-
-def read_model(gguf: Path, directory: Path) -> None:
-    """Have transformers read and dequantize the weights, and save them as an ordinary checkpoint."""
-    from safetensors.torch import save_model
-    from transformers import AutoModelForCausalLM, GgufConfig
-
-    dense = GgufConfig(gguf_file=gguf.name, dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype="float32", quantization_config=dense
-    )
-    directory.mkdir()
-    save_model(model, str(directory / "model.safetensors"), {"format": "pt"})
-    config = model.config.to_dict()
-    config.pop("quantization_config", None)  # it is dense now
-    type(model.config).from_dict(config).save_pretrained(directory)
-    model.generation_config.save_pretrained(directory)
 
 
 def greedy_ids(model: Any, prompt: list[int], output: list[int]) -> list[int]:

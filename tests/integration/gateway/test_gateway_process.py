@@ -22,7 +22,7 @@ from support.fake_door import FakeDoor, expected_text, serving
 from support.pace import in_time
 from support.ports import free_port
 
-START_S = 90
+START_S = 120
 """Patience with a machine on which much else runs."""
 
 

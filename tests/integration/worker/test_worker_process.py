@@ -60,7 +60,7 @@ class Process:
 
     def wait_info(self, ready: bool = True) -> worker_pb2.GetWorkerInfoResponse:
         """Wait until it answers (and is ready)."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline:
             assert self.child.poll() is None, self.log
             with grpc.insecure_channel(self.address) as channel:
