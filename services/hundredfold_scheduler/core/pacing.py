@@ -44,7 +44,9 @@ slower, at 3 nothing is left for what a step takes longer than was thought.
 
 
 TO_THE_END = 0.4
-"""Times that it may take more, where a prompt is at its end by it."""
+"""Times that it may take more, where a prompt is at its end by it. Only while one owner is there: short
+prompts would gain by it at the cost of others' long ones.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class BesideDecodes:
         alone_s = worker.cost.seconds(decodes)
         if (num_owners < 2 and others > decodes.rows) or (not decodes.rows and running < 2) or not alone_s:
             return Budget(worker.limits.max_num_batched_tokens - decodes.rows)
-        return _within(self.stretch * alone_s, worker, decodes, TO_THE_END * alone_s)
+        slack_s = TO_THE_END * alone_s if num_owners < 2 else 0.0
+        return _within(self.stretch * alone_s, worker, decodes, slack_s)
 
 
 def _within(seconds: float, worker: Worker, decodes: Work, slack: float = 0.0) -> Budget:

@@ -16,8 +16,10 @@ LIKENESS = 0.005
 rest of a prompt's token, and to read 256 as the rest of a row that decodes. Short prompts and even steps tell
 the two apart by chance only.
 """
-PULL = 1e-4
-"""Weight of 0, for what nothing measured says anything about."""
+PULL, LEAST = 1e-4, 1e-9
+"""Weight of 0, for what nothing measured says anything about, and its least part of what is known best: what
+is below is rounding.
+"""
 FIRST_TOKENS = 64
 """Prompt tokens that are tried before anything is known; from there at most twice the most seen."""
 FIRST_PAIRS = 64 * 512
@@ -77,21 +79,24 @@ class StepCost:
         self._most_pairs = 0
 
     def observe(self, work: Work, seconds: float) -> None:
-        """A step with such work took so long on the worker. One that took strangely long counts little."""
-        if seconds <= 0:
+        """A step with such work took so long on the worker. One that took strangely long counts little, and
+        one that was strangely short no more than others.
+        """
+        if seconds <= 0 or not (work.rows or work.tokens):
             return
+        unit = max(seconds, self.seconds(work))
         self._most_tokens = max(self._most_tokens, work.tokens)
         self._most_pairs = max(self._most_pairs, work.pairs)
         self._is_solved = False
         known, sums = self._known, self._sums
-        seen = [amount / seconds for amount in _amounts(work)]
+        took, seen = seconds / unit, [amount / unit for amount in _amounts(work)]
         reach = [_dot(row, seen) for row in known]
         there = _dot(reach, seen)
         told = _dot(sums, seen)
         loss = (1 - FORGETTING) / there if there > 0 else 0.0
         for i in _PARTS:
             lost = loss * reach[i]
-            sums[i] += seen[i] - lost * told
+            sums[i] += seen[i] * took - lost * told
             row = known[i]
             for j in _PARTS:
                 row[j] += seen[i] * seen[j] - lost * reach[j]
@@ -120,8 +125,9 @@ class StepCost:
         if self._is_solved:
             return self._belief
         known, sums = [row.copy() for row in self._known], self._sums.copy()
+        pull = PULL + LEAST * max(known[i][i] for i in _PARTS)
         for i in _PARTS:
-            known[i][i] += PULL
+            known[i][i] += pull
         for origin, guess in _GUESSES:
             weight = LIKENESS * self._known[origin][origin]
             known[guess][guess] += weight

@@ -101,6 +101,34 @@ def test_steps_that_all_have_as_many_prompt_tokens_are_not_thought_to_decode_slo
     assert cost.seconds(Work(1, 8000)) < 0.03
 
 
+def test_strange_steps_are_soon_forgotten() -> None:
+    """Such as were over at once, because all rows had ended, and pauses: among a hundred others they do not
+    count for much.
+    """
+    machine, rng = MACHINES["small model"], random.Random(9)
+    cost = StepCost()
+    for step in range(1000):
+        work = mixed(rng)
+        cost.observe(work, seconds(machine, work))
+        if step % 100 == 50:
+            cost.observe(mixed(rng), rng.choice([1e-6, 1e-4, 3.0, 1e4]))
+            cost.observe(Work(), 1e-5)
+    work = Work(20, 20_000, 200, pairs_of(200, 1000))
+    assert cost.seconds(work) == pytest.approx(seconds(machine, work), rel=0.1)
+
+
+def test_no_times_break_it() -> None:
+    """From a microsecond to hours, whatever was computed."""
+    rng = random.Random(9)
+    cost = StepCost()
+    for _ in range(500):
+        work = rng.choice([Work(), mixed(rng), Work(4096, 1 << 26, 1 << 20, 1 << 36), Work(1, 1, 1, 1)])
+        cost.observe(work, 10 ** rng.uniform(-6, 4))
+        prices = cost.prices()
+        assert 0 <= cost.seconds(work) < 1e12
+        assert min(prices.per_token, prices.per_pair) >= 0
+
+
 def test_nothing_is_risked_before_anything_is_known() -> None:
     cost = StepCost()
     assert cost.seconds(Work(5, 50, 50, 50)) == 0.0
