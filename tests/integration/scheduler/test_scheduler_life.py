@@ -184,7 +184,7 @@ async def test_sigterm_lets_streams_finish_and_exits_0(tmp_path: Path) -> None:
     process = SchedulerProcess(tmp_path / "log", "--worker", await worker.start())
     try:
         replica = await process.attach()
-        told = [await replica.submit(i, prompt(i), 40) for i in range(10)]
+        told = [await replica.submit(i, prompt(i), 120) for i in range(10)]
         await told[0].wait_ids(3)
         process.stop()
         async with asyncio.timeout(30):
@@ -194,7 +194,7 @@ async def test_sigterm_lets_streams_finish_and_exits_0(tmp_path: Path) -> None:
             raise TooSlow("readiness was looked at when all was done")
         for i, answer in enumerate(told):
             await answer.wait()
-            assert answer.ids == right(prompt(i), 40)
+            assert answer.ids == right(prompt(i), 120)
         assert await process.wait() == 0
         await replica.close()
     finally:
