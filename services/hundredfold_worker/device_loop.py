@@ -13,7 +13,7 @@ from hundredfold.telemetry import ServiceMetrics, get_logger, recording, step_sp
 from hundredfold_worker.engine.engine import Engine
 from hundredfold_worker.engine.plan import StepResult
 from hundredfold_worker.failures import BrokenPlan
-from hundredfold_worker.session import Begin, End, Inbox, Leave, Run, Session
+from hundredfold_worker.session import Begin, End, Finish, Inbox, Leave, Run, Session
 
 log = get_logger(__name__)
 
@@ -48,6 +48,8 @@ class DeviceLoop:
                     self._compute(order, waited_from)
                 case Begin():
                     self._forget(order.session)
+                case Finish():
+                    order.session.answer(order.reason)
                 case End() if order.session is self._session:
                     self._forget(None)
                 case Leave():

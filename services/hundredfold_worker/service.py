@@ -177,6 +177,6 @@ class WorkerService:
         self._servicer.leave()
         await self.host.drained.wait()
         if self._servicer.session is not None:
-            self._servicer.session.fail(
+            self._servicer.session.finish(
                 RequestError(grpc.StatusCode.UNAVAILABLE, "the worker has drained and stops")
             )

@@ -32,6 +32,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Finish:
+    """The worker stops: the scheduler is told when the results of all plans before this are handed up."""
+
+    session: Session
+    reason: Exception
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The scheduler is gone: its sequences are forgotten."""
 
@@ -48,7 +56,7 @@ class Leaving:
     """The worker is about to stop; told to the scheduler between two results."""
 
 
-Order = Begin | Run | End | Leave
+Order = Begin | Run | Finish | End | Leave
 Inbox = SimpleQueue[Order]
 """To the device thread. Bounded by what may be in it: one session, ``MAX_PLANS_QUEUED`` plans."""
 
@@ -86,8 +94,12 @@ class Session:
         """Tell the scheduler to bring nothing new."""
         self._answers.put_nowait(Leaving())
 
+    def finish(self, reason: Exception) -> None:
+        """End the session behind the results of all plans handed down so far; ``next_answer`` raises."""
+        self._inbox.put(Finish(self, reason))
+
     def fail(self, error: Exception) -> None:
-        """End the session from the gRPC side; ``next_answer`` raises."""
+        """End the session at once, from the gRPC side; ``next_answer`` raises."""
         self._answers.put_nowait(error)
 
     def close(self) -> None:

@@ -90,6 +90,17 @@ async def test_a_result_is_handed_up_when_the_next_kernels_begin(make_driver) ->
     assert told == [1, 2, 3, -1]
 
 
+async def test_a_session_finishes_behind_its_last_result(loop: Loop) -> None:
+    """A drain may find that nothing runs any more before the last result is handed up."""
+    session = loop.session()
+    session.plan(loop.plan([1, 2, 3], max_tokens=1), {})
+    session.plan(StepPlan(2, slots=ints([0]), num_tokens=ints([1])), {})
+    session.finish(ConnectionError("drained"))
+    assert [(await answer(session)).step for _ in range(2)] == [1, 2]
+    with pytest.raises(ConnectionError, match="drained"):
+        await answer(session)
+
+
 async def test_plans_of_the_dead_are_not_computed(loop: Loop) -> None:
     computing, gate = threading.Event(), threading.Event()
     model = loop.driver.engine._runner._model
