@@ -153,14 +153,14 @@ class Engine:
         while True:
             self._woken.clear()
             self._heartbeat.beat()
-            self._turn()
+            now = self._clock()
+            self._turn(now)
             self._heartbeat.rest()
-            self._set_timer()
+            self._set_timer(now)
             await self._woken.wait()
 
-    def _turn(self) -> None:
+    def _turn(self, now: float) -> None:
         """Take in what came, plan as far ahead as allowed, tell the replicas."""
-        now = self._clock()
         while self._results:
             connected, result = self._results.popleft()
             if connected.stream in self._connected:
@@ -213,9 +213,11 @@ class Engine:
             self.core.check_integrity()
             self._checked = True
 
-    def _set_timer(self) -> None:
-        """Wake up when a deadline passes, a result is overdue or an idle engine can be checked."""
-        times = [self.core.next_due(self._clock()), *map(self._result_due, self._connected.values())]
+    def _set_timer(self, turned_at: float) -> None:
+        """Wake up when a deadline passes, a plan can be made, a result is overdue or an idle engine can be
+        checked; at once for what came due while the engine turned.
+        """
+        times = [self.core.next_due(turned_at), *map(self._result_due, self._connected.values())]
         if self._idle_since is not None and not self._checked:
             times.append(self._idle_since + IDLE_CHECK_S)
         due = min((when for when in times if when is not None), default=None)
