@@ -50,6 +50,7 @@ class WorkerService:
         self._exit_code = _EXIT_FAILED
         self._listening = threading.Event()
         self._ended = False
+        self._interrupted = False
         self._thread = threading.Thread(target=self._host_thread, name="grpc")
 
     @property
@@ -83,14 +84,15 @@ class WorkerService:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Hand signals to the host; while nothing is served yet they also end what this thread is doing.
+        """Hand signals to the host; before anything is served the first also ends what this thread does.
 
         A thread of its own tells the host: this one may wait in native code when a signal comes, and Python
         calls handlers here alone.
         """
 
         def handle(number: int, frame: FrameType | None) -> None:
-            if self._started is None:
+            if self._started is None and not self._interrupted:
+                self._interrupted = True
                 raise Interrupted
 
         numbers = (signal.SIGTERM, signal.SIGINT)

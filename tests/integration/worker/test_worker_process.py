@@ -258,8 +258,11 @@ def test_a_port_in_use(run_worker, tiny_checkpoint: str) -> None:
     assert "cannot start" in second.log
 
 
-def test_a_signal_while_it_loads(run_worker, tiny_checkpoint: str) -> None:
+def test_signals_while_it_loads(run_worker, tiny_checkpoint: str) -> None:
+    """A terminal and a supervisor both tell the process: the end goes on."""
     worker = run_worker(model=tiny_checkpoint)
     worker.wait_info(ready=False)
+    worker.child.send_signal(signal.SIGINT)
     worker.child.send_signal(signal.SIGTERM)
     assert worker.child.wait(60) == 0
+    assert "Traceback" not in worker.log
