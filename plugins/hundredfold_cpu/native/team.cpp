@@ -36,7 +36,7 @@ struct Team {
 Team team;
 std::atomic<bool> taken{false};
 thread_local bool leader = false;
-thread_local unsigned char room[Job::ROOM];
+alignas(64) thread_local unsigned char room[Job::ROOM];
 
 void rest() {
 #if defined(__x86_64__)
@@ -97,6 +97,7 @@ bool leads_team() { return leader; }
 
 void run_by_team(const Job& job) {
   const uint64_t number = ++team.number;
+  std::atomic_thread_fence(std::memory_order_release);  // whoever sees some of it also sees that `next` is closed
   team.job = job;
   team.next.value.store(number * PARTS);
   Job own = job;
