@@ -99,8 +99,8 @@ class WorkerService:
         told, heard = socket.socketpair()
         told.setblocking(False)
         threading.Thread(target=self._hear, args=(heard,), name="signals", daemon=True).start()
-        before = [signal.signal(number, handle) for number in numbers]
         wakeup = signal.set_wakeup_fd(told.fileno())
+        before = [signal.signal(number, handle) for number in numbers]
         try:
             yield
         finally:
