@@ -38,11 +38,13 @@ class Nursling:
         self.args = args
         self.returncode: int | None = None
         self._nursery = nursery
+        self._reaping = threading.Lock()
 
     def poll(self) -> int | None:
         """Its exit code once it has ended, negative for a signal."""
-        if self.returncode is None:
-            self.returncode = self._nursery.ask(reap=self.pid)
+        with self._reaping:  # a thread may wait while another looks, and a child can be reaped once
+            if self.returncode is None:
+                self.returncode = self._nursery.ask(reap=self.pid)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
