@@ -70,13 +70,15 @@ class SchedulerSettings(ServiceSettings):
 
     step_target_ms: Annotated[float, Field(gt=0, le=60_000)] | None = None
     """Milliseconds that a step may take: prompts get as much of it as the decodes leave, by what the worker's
-    steps took before; a good value is twice what a step of decodes takes at full load. When unset, 2.5 times
-    what the decodes of the step take alone, as long as most requests decode or several tenants are there;
-    else prompts get all of max_num_batched_tokens.
+    steps took before, and a tenth of what these take where they leave less; a good value is twice what a step
+    of decodes takes at full load. When unset, 2.5 times what the decodes of the step take alone, as long as
+    most requests decode or several tenants are there; else prompts get all of max_num_batched_tokens.
     """
 
     max_plans_in_flight: Annotated[int, Field(ge=1, le=MAX_PLANS_IN_FLIGHT)] = MAX_PLANS_IN_FLIGHT
-    """Steps sent ahead of their results; 1 waits for each result, 2 keeps the worker busy meanwhile."""
+    """Steps sent ahead of their results; 1 waits for each result, 2 keeps the worker busy meanwhile. The second
+    is sent shortly before the first is thought to end.
+    """
 
     max_unread_bytes: Annotated[int, Field(ge=64 * 1024)] = 64 * MIB
     """Output that a tokenizer replica may leave unread, as ids; past it the largest request is ended."""
