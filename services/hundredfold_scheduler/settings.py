@@ -76,8 +76,8 @@ class SchedulerSettings(ServiceSettings):
     """
 
     max_plans_in_flight: Annotated[int, Field(ge=1, le=MAX_PLANS_IN_FLIGHT)] = MAX_PLANS_IN_FLIGHT
-    """Steps sent ahead of their results; 1 waits for each result, 2 keeps the worker busy meanwhile. The second
-    is sent shortly before the first is thought to end.
+    """Steps sent ahead of their results; 1 waits for each result, 2 keeps the worker busy meanwhile. The
+    second is sent shortly before the first is thought to end.
     """
 
     max_unread_bytes: Annotated[int, Field(ge=64 * 1024)] = 64 * MIB
