@@ -305,9 +305,9 @@ async def test_memory_stays_flat_and_idle_is_idle(bpe_directory: Path) -> None:
             await asyncio.gather(*(one() for _ in range(count)))
             return _anonymous_bytes(door.process.pid)
 
-        sizes = [await rounds(1000) for _ in range(6)]
-        # The allocator grows now and then; a leak grows every time.
-        assert min(after - before for before, after in pairwise(sizes[2:])) / 1000 < 128
+        sizes = [await rounds(1000) for _ in range(8)]
+        # The allocator grows and shrinks by as much now and then; a leak grows every time.
+        assert min(after - before for before, after in pairwise(sizes[2:])) / 1000 < 160
         used = sum(process.cpu_times()[:2])
         began = time.monotonic()
         await asyncio.sleep(3)
