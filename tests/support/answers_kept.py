@@ -10,6 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from support.repo import ROOT
 
@@ -34,10 +35,15 @@ class KeptAnswer:
 
 def kept_answers(model: str, weights: Path | str) -> list[KeptAnswer]:
     """Those over this file. Raises ValueError when the answers are another file's."""
-    kept = json.loads((ANSWERS / f"{model}.json").read_text(encoding="utf-8"))
+    return [KeptAnswer(**answer) for answer in read_kept(ANSWERS / f"{model}.json", weights)["answers"]]
+
+
+def read_kept(answers: Path, weights: Path | str) -> dict[str, Any]:
+    """What a file of answers holds. Raises ValueError when the answers are another file's."""
+    kept: dict[str, Any] = json.loads(answers.read_text(encoding="utf-8"))
     if digest(weights) != kept["weights_sha256"]:
         raise ValueError(f"{weights} is not the file that transformers answered over")
-    return [KeptAnswer(**answer) for answer in kept["answers"]]
+    return kept
 
 
 def digest(path: Path | str) -> str:

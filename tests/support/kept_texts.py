@@ -6,12 +6,11 @@ every run, and gives the same: it is one file, whose digest is kept beside the a
 
 from __future__ import annotations
 
-import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from support.answers_kept import ANSWERS, digest
+from support.answers_kept import ANSWERS, read_kept
 
 KEPT = ANSWERS / "smollm2-135m-texts.json"
 
@@ -54,8 +53,5 @@ def random_ids(size: int) -> list[list[int]]:
 
 def kept_texts(weights: Path) -> KeptTexts:
     """Those of this file. Raises ValueError when the answers are another file's."""
-    kept = json.loads(KEPT.read_text(encoding="utf-8"))
-    if digest(weights) != kept.pop("weights_sha256"):
-        raise ValueError(f"{weights} is not the file that transformers answered over")
-    kept.pop("transformers")
-    return KeptTexts(**kept)
+    kept = read_kept(KEPT, weights)
+    return KeptTexts(**{field.name: kept[field.name] for field in fields(KeptTexts)})

@@ -74,6 +74,10 @@ class Nursery:
     """One service's process that forks. It ends with this one, and all of its children with it."""
 
     def __init__(self, module: str) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "it would end with the thread that started it: start a service before, outside"
+            )
         self._lock = threading.Lock()
         self._server = subprocess.Popen(
             [sys.executable, "-m", "support.nursery", str(os.getpid()), module],

@@ -101,17 +101,17 @@ struct GroupedPart {
       __builtin_memcpy(whole.y + row * whole.y_stride + first, static_cast<const T*>(room) + row * own.columns(),
                        size_t(count) * sizeof(T));
   }
-  static void run(const GroupedProduct<T>& whole) {
-    const int64_t panels = whole.w.panels(), least = (panels + Job::MOST_PARTS - 1) / Job::MOST_PARTS;
-    const int64_t wanted = 1 + TEAM_SHARE / (whole.m * whole.w.k * PANEL), at_once = wanted < least ? least : wanted;
-    Job job = Job::of((panels + at_once - 1) / at_once, GroupedPart{whole, at_once});
+  static GroupedPart of(const GroupedProduct<T>& whole) {
+    const int64_t least = (whole.w.panels() + Job::MOST_PARTS - 1) / Job::MOST_PARTS;
+    const int64_t wanted = 1 + TEAM_SHARE / (whole.m * whole.w.k * PANEL);
+    return {whole, wanted < least ? least : wanted};
+  }
+  // Whether its result has room.
+  bool fits() const { return columns() * whole.m * int64_t(sizeof(T)) <= int64_t(Job::ROOM); }
+  void run() const {
+    Job job = Job::of((whole.w.panels() + at_once - 1) / at_once, *this);
     job.compute = compute, job.put = put;
     run_by_team(job);
-  }
-  // Whether a part's result has room.
-  static bool fits(const GroupedProduct<T>& whole) {
-    return (whole.w.panels() / Job::MOST_PARTS + 1 + TEAM_SHARE / (whole.m * whole.w.k * PANEL)) * PANEL * whole.m *
-               int64_t(sizeof(T)) <= int64_t(Job::ROOM);
   }
 };
 
@@ -124,7 +124,9 @@ static void grouped(const GroupedWeight& w, const T* x, int64_t x_stride, int64_
   if (few) {
     for (int64_t row = 0; row < m; ++row) quantize_row<Code>(w, x + row * x_stride, in, row);
   }
-  if (few && leads_team() && m * w.n * w.k > SMALL && GroupedPart<BITS, T>::fits(job)) return GroupedPart<BITS, T>::run(job);
+  if (few && leads_team() && m * w.n * w.k > SMALL) {
+    if (const auto part = GroupedPart<BITS, T>::of(job); part.fits()) return part.run();
+  }
   const int64_t panels = w.panels(), at_once = 1 + SHARE / (m * w.k * PANEL);
 #pragma omp parallel if (m * w.n * w.k > SMALL)
   {

@@ -65,10 +65,6 @@ void run_blocks(const Call* calls, int64_t count, int64_t rows) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 struct List {
   const Call* calls;
   int64_t count, rows;

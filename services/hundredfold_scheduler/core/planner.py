@@ -153,10 +153,11 @@ class Planner:
         quarter = budget.set_apart(4)
         self._plan_prefill(prefills[0], quarter, worker)
         budget.add(quarter)
-        kept = budget.set_apart(2) if starts else Budget(0, 0.0, 0.0)
+        kept = budget.set_apart(2) if starts else None
         for sequence in sorted(prefills[1:], key=self._left):
             self._plan_prefill(sequence, budget, worker)
-        budget.add(kept)
+        if kept is not None:
+            budget.add(kept)
 
     def _plan_prefill(self, sequence: Sequence, budget: Budget, worker: Worker) -> None:
         """Plan the next chunk of a running sequence's known tokens, as much as budget and memory allow."""

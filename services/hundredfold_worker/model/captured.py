@@ -22,7 +22,7 @@ from hundredfold.plugin import (
     Rotation,
 )
 from hundredfold_worker.model.decoder import Decoder, DecoderLayer, Norm, Projection, QueryKeyNorms
-from hundredfold_worker.model.loaded import PagedCache, nothing
+from hundredfold_worker.model.loaded import PagedCache
 from hundredfold_worker.model.offload import StreamedLayers
 
 _STEP = 64
@@ -71,7 +71,7 @@ class Captured:
         token_ids: Tensor,
         batch: AttentionBatch,
         logits_at: Tensor,
-        before_kernels: Callable[[], None] = nothing,
+        before_kernels: Callable[[], None],
     ) -> Tensor:
         """See ``LoadedModel.forward``."""
         rows, wanted = len(token_ids), len(logits_at)
@@ -83,12 +83,11 @@ class Captured:
             for table, angles in zip(decoder.rotaries, self.angles, strict=True):
                 table.write(batch.positions, angles[:rows])
         self.attention.prepare(batch)
-        if wanted == rows and _equal(logits_at, self.order[:rows]):
-            logits = self.logits[:rows]
-            before_kernels()
-            self.whole(rows)
-            return logits
+        wants_all = wanted == rows and _equal(logits_at, self.order[:rows])
         before_kernels()
+        if wants_all:
+            self.whole(rows)
+            return self.logits[:rows]
         self.body(rows)
         if wanted:
             for buffer in (self.hidden, self.attended):

@@ -259,3 +259,20 @@ def test_requests_by_chance_at_seven_tenths_of_capacity_start_soon() -> None:
     steps = sorted(end - start for start, end, _ in simulation.steps)
     p99 = percentile([life.ttft for life in simulation.lives.values()], 0.99)
     assert p99 <= idle.lives[3].ttft + 4 * steps[len(steps) // 2]
+
+
+def test_two_prompts_under_way_get_no_token_beyond_the_time() -> None:
+    """Nobody is about to start: nothing that was kept for newcomers comes back as if nothing were taken."""
+    cost = Cost(fixed=0.01, per_row=0.001, per_token=0.002)
+    target_s = 0.01 + 4 * 0.001 + 25.9 * 0.002
+    simulation = Simulation(SchedulerConfig(UNBOUNDED, share=WithinTime(target_s)), cost=cost)
+    for _ in range(4):
+        simulation.at(0.0, lambda: simulation.submit(4, 1000))
+    simulation.at(4.0, lambda: simulation.submit(2000, 2))
+    simulation.at(4.2, lambda: simulation.submit(700, 2))
+    simulation.run()
+    longs = [simulation.lives[4], simulation.lives[5]]
+    begun, ended = max(life.started for life in longs), min(life.first_token for life in longs)
+    times = [end - start for start, end, _ in simulation.steps if begun < start and end <= ended]
+    assert len(times) > 20
+    assert max(times[1:]) <= target_s  # in the first the second prompt had yet to start
