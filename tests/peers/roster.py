@@ -75,8 +75,8 @@ def roster() -> list[Peer]:
             lambda model: (str(model.gguf),),
         ),
         Peer(
-            "vllm-bf16",
-            "vLLM, bf16, offline",
+            "vllm",
+            "vLLM, offline",
             VLLM,
             "vllm_driver.py",
             lambda model: (str(model.dense),),

@@ -6,6 +6,7 @@ import os
 import sys
 
 from protocol import serve
+from vllm_dtype import dtype
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -15,7 +16,7 @@ os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")  # it would leave a c
 def main():
     import vllm
 
-    engine = vllm.LLM(sys.argv[1], dtype="bfloat16", max_model_len=2048, max_num_seqs=256, seed=0)
+    engine = vllm.LLM(sys.argv[1], dtype=dtype(), max_model_len=2048, max_num_seqs=256, seed=0)
 
     def run(prompts, output_len):
         params = vllm.SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
@@ -24,7 +25,7 @@ def main():
         return sum(len(one.outputs[0].token_ids) for one in found)
 
     run([[1, 2, 3, 4]], 4)
-    serve(run, {"vllm": vllm.__version__})
+    serve(run, {"vllm": f"{vllm.__version__} in {dtype()}"})
 
 
 if __name__ == "__main__":  # its engine is a process that imports this file again

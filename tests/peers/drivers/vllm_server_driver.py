@@ -15,6 +15,7 @@ import urllib.request
 
 import aiohttp
 from protocol import serve
+from vllm_dtype import dtype
 
 READY_LIMIT_S = 600
 MODEL = sys.argv[1]
@@ -27,7 +28,7 @@ def start():
     server = subprocess.Popen(
         [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", MODEL),
-            *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
+            *("--host", "127.0.0.1", "--port", str(port), "--dtype", dtype()),
             *("--max-model-len", "2048", "--max-num-seqs", "256", "--disable-log-requests"),
         ],
         stdout=subprocess.DEVNULL,
@@ -88,7 +89,10 @@ def main():
         asyncio.run(load(url, [[1, 2, 3, 4]], 4))
         import vllm
 
-        serve(lambda prompts, length: asyncio.run(load(url, prompts, length)), {"vllm": vllm.__version__})
+        serve(
+            lambda prompts, length: asyncio.run(load(url, prompts, length)),
+            {"vllm": f"{vllm.__version__} in {dtype()}"},
+        )
     finally:
         server.terminate()
         server.wait(30)
