@@ -77,7 +77,7 @@ class TokenizerService:
         connect = partial(open_channel, settings.scheduler, settings.max_message_bytes)
         self._model = model
         self._budget = UnreadBudget(settings.max_unread_bytes)
-        pacer = Pacer(settings.max_deltas_per_s, settings.max_delta_delay_s)
+        pacer = Pacer(settings.deltas_per_s, settings.max_delta_delay_s)
         self._registry = Registry(settings.max_requests)
         self.attachment = Attachment(
             connect,

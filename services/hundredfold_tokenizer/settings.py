@@ -9,6 +9,12 @@ from pydantic import Field
 
 from hundredfold.config import MIB, ServiceSettings
 from hundredfold.models import DEFAULT_MODEL
+from hundredfold.supervisor.cores import usable_cores
+
+_DELTAS_PER_CORE = 100.0
+"""A message takes a fifth of a millisecond of the machine, here and at the client, and as much again of a worker
+on the same cores, whose threads wait for each other: a hundred a second cost a core a twenty-fifth.
+"""
 
 
 class TokenizerSettings(ServiceSettings):
@@ -49,11 +55,18 @@ class TokenizerSettings(ServiceSettings):
     max_unread_bytes: Annotated[int, Field(ge=64 * 1024)] = 64 * MIB
     """Output that clients have not read yet, of all requests together; past it the largest one is ended."""
 
-    max_deltas_per_s: Annotated[float, Field(gt=0)] = 400.0
-    """Messages a second to all clients together that the door aims at; above it tokens travel together."""
+    max_deltas_per_s: Annotated[float, Field(gt=0)] | None = None
+    """Messages a second to all clients together that the door aims at; above it tokens travel together. 100
+    for each core when unset."""
 
     max_delta_delay_s: Annotated[float, Field(ge=0, le=10)] = 0.5
     """Longest that a token waits for others to travel with."""
+
+    @property
+    def deltas_per_s(self) -> float:
+        """Messages a second that the door aims at."""
+        per_s = self.max_deltas_per_s
+        return per_s if per_s is not None else _DELTAS_PER_CORE * usable_cores()
 
     @property
     def replica_name(self) -> str:

@@ -202,7 +202,7 @@ async def test_bad_text_requests(
 
 async def test_what_the_door_says_of_itself(bpe_directory: Path) -> None:
     """Wish 7, D4: model, limits, versions, load; the totals add up."""
-    async with running_door(bpe_directory, model_name="mine") as door:
+    async with running_door(bpe_directory, model_name="mine", max_deltas_per_s=400) as door:
         control: Any = control_pb2_grpc.ControlServiceStub(door.channel)
         await door.generation.GenerateOnce(ask(text="hello", model="mine", sampling={"max_tokens": 4}))
         await refused(door.generation.GenerateOnce(ask(text="")))

@@ -9,11 +9,13 @@ import grpc
 import pytest
 
 from hundredfold.rpc import RequestError
+from hundredfold.supervisor.cores import usable_cores
 from hundredfold.v1 import generation_pb2 as pb
 from hundredfold_tokenizer.output.outbox import PIECE_TOKENS, Outbox, Piece, PromptScores
 from hundredfold_tokenizer.output.pacing import Pacer
 from hundredfold_tokenizer.output.scores import TokenScore
 from hundredfold_tokenizer.output.unread import UnreadBudget
+from hundredfold_tokenizer.settings import TokenizerSettings
 from support.pace import in_time
 
 
@@ -86,6 +88,12 @@ async def test_rest_grows_with_streams_up_to_the_bound() -> None:
     for box in boxes:
         box.leave()
     assert pacer.streams == 0
+
+
+def test_a_larger_machine_sends_more_messages() -> None:
+    """Unless it is told how many: a message is the same share of a core everywhere."""
+    assert TokenizerSettings().deltas_per_s == 100 * usable_cores()
+    assert TokenizerSettings(max_deltas_per_s=7).deltas_per_s == 7
 
 
 async def test_one_timer_wakes_all_that_are_due() -> None:
