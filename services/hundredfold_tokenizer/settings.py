@@ -12,8 +12,8 @@ from hundredfold.models import DEFAULT_MODEL
 from hundredfold.supervisor.cores import usable_cores
 
 _DELTAS_PER_CORE = 100.0
-"""A message takes a fifth of a millisecond of the machine, here and at the client, and as much again of a worker
-on the same cores, whose threads wait for each other: a hundred a second cost a core a twenty-fifth.
+"""A message takes a fifth of a millisecond of the machine, here and at the client, and as much again of a
+worker on the same cores, whose threads wait for each other: a hundred a second cost a core a twenty-fifth.
 """
 
 
