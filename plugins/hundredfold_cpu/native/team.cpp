@@ -2,6 +2,7 @@
 #include "team.h"
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 #ifdef _OPENMP
@@ -11,10 +12,11 @@
 namespace {
 
 constexpr int64_t MOST_THREADS = 256;
-// Looks at a part that somebody computes, before it is computed again: about as long as that takes.
-constexpr int PATIENCE = 200;
-// Looks without work after which a thread lets others run on its core.
-constexpr int IDLE = 2000;
+using Clock = std::chrono::steady_clock;
+// How long a part that somebody computes is waited for, before it is computed again: about as long as that takes.
+constexpr std::chrono::microseconds PATIENCE{6};
+// How long a thread without work looks for some, before it lets others run on its core.
+constexpr std::chrono::microseconds IDLE{60};
 
 // The number of a job and its next part in one word: who takes a part knows that the job is still that one.
 constexpr uint64_t PARTS = 1 << 16, CLOSED = PARTS - 1, OVER = ~uint64_t(0);
@@ -80,14 +82,14 @@ void follow(int64_t thread) {
   Job own;
   uint64_t known = 0;
   std::atomic<uint64_t>& busy = team.busy[thread].value;
-  for (int idle = 0; team.next.value.load(std::memory_order_acquire) != OVER;) {
+  for (auto last = Clock::now(); team.next.value.load(std::memory_order_acquire) != OVER;) {
     if (team.next.value.load(std::memory_order_relaxed) % PARTS != CLOSED) {
       busy.store(1);
-      if (take_parts(thread, own, known)) idle = 0;
+      if (take_parts(thread, own, known)) last = Clock::now();
       busy.store(0);
     }
     rest();
-    if (++idle > IDLE) std::this_thread::yield();
+    if (Clock::now() - last > IDLE) std::this_thread::yield();
   }
 }
 
@@ -105,10 +107,10 @@ void run_by_team(const Job& job) {
   take_parts(0, own, known);
   team.next.value.store(number * PARTS + CLOSED);
   for (int64_t part = 0; part < job.parts; ++part) {
-    for (int looks = 0;; ++looks) {
-      const uint64_t state = team.states[part].load(std::memory_order_acquire);
-      if (state == 2 * number + 1) break;
-      if (job.put && looks >= PATIENCE && state < 2 * number)
+    const auto state = [&] { return team.states[part].load(std::memory_order_acquire); };
+    if (state() == 2 * number + 1) continue;
+    for (const auto begun = Clock::now(); state() != 2 * number + 1;) {
+      if (job.put && state() < 2 * number && Clock::now() - begun >= PATIENCE)
         compute(own, number, part, 0);
       else
         rest();
