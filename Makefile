@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+# Where Python may keep nothing that it compiles, each of the processes that tests start compiles anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 MODEL ?= smollm2-135m
@@ -43,8 +45,12 @@ up: $(VENV)/.installed ## install, fetch the model, serve it and show one answer
 	@exec $(BIN)/hundredfold serve --model "$(MODEL)" $(SERVE) --sample
 
 .PHONY: test
-test: lint-tools ## lint, then every test, fast ones first; ARGS='-k name' is handed to pytest
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+test: lint-format lint-imports lint-protos ## lint and every test, fast ones first; ARGS='-k name' is handed to pytest
+	@# Types take a minute of one core: they are looked at while pytest reads its tests, and told of at the end.
+	@mkdir -p build
+	$(BIN)/mypy $(TYPED_CODE) >build/types.log 2>&1 & types=$$!; \
+	  failed=0; $(BIN)/python -m pytest -n $(JOBS) $(ARGS) || failed=$$?; \
+	  wait $$types || failed=$$?; cat build/types.log; exit $$failed
 
 .PHONY: test-fast
 test-fast: $(VENV)/.installed-test ## the tests that need no running service and no model

@@ -8,7 +8,7 @@ import os
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -58,18 +58,33 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast stages first, each in its own order but for its longest files. What needs a GPU is left out where
+    """Fast stages first, each by its files' names but for its longest. What needs a GPU is left out where
     there is none.
     """
     items.sort(
         key=lambda item: (
             STAGES.index(stage_of(item.path.relative_to(TESTS.parent))),
             LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST),
+            item.path,
         )
     )
     for item in items:
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Every second process of a run reads the folders from their end: pytest's rewriting of a test file takes
+    twice what running it does, is kept in a file, and need not be done by two that go the same way.
+    """
+    report = yield
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    if isinstance(collector, pytest.Directory) and int(worker.removeprefix("gw")) % 2:
+        report.result = report.result[::-1]
+    return report
 
 
 def has_gpu() -> bool:
