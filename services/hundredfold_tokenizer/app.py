@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hundredfold.config import service_command
 from hundredfold.models import ModelError
-from hundredfold.rpc import keep_what_is_loaded, run_loop
+from hundredfold.rpc import keep_what_is_loaded, run_loop, wait_for_turns
 from hundredfold.telemetry import get_logger
 from hundredfold_tokenizer.service import ServedModel, TokenizerService, load_model
 from hundredfold_tokenizer.settings import TokenizerSettings
@@ -24,6 +24,7 @@ def run(settings: TokenizerSettings) -> int:
         return EXIT_FAILED
     log.info("tokenizer loaded", model=model.name, vocabulary=model.vocabulary.size)
     keep_what_is_loaded()
+    wait_for_turns()
     return run_loop(_serve(settings, model))
 
 

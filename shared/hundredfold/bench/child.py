@@ -20,7 +20,7 @@ import grpc
 
 from hundredfold.bench.client import ClientLoad, ClientSetup, LoadClient, measure_load
 from hundredfold.bench.report import RequestRecord
-from hundredfold.rpc import run_loop
+from hundredfold.rpc import run_loop, wait_for_turns
 
 CONNECT_TIMEOUT_S = 30.0
 
@@ -61,6 +61,7 @@ class Answer:
 def run_child(pipe: Connection, setup: ClientSetup, sent: Synchronized[int]) -> None:
     """Run one client process until its pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pipe
+    wait_for_turns()
     run_loop(_serve_orders(pipe, setup, sent))
 
 

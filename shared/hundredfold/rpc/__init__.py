@@ -10,6 +10,7 @@ from hundredfold.rpc.errors import RequestError, abort
 from hundredfold.rpc.loop import run_loop
 from hundredfold.rpc.memory import keep_what_is_loaded
 from hundredfold.rpc.options import channel_options, server_options
+from hundredfold.rpc.turns import wait_for_turns
 
 if TYPE_CHECKING:
     from hundredfold.rpc.control import ControlSource
@@ -34,6 +35,7 @@ __all__ = [
     "plugin_info",
     "run_loop",
     "server_options",
+    "wait_for_turns",
 ]
 
 _HOMES = {"ControlSource": "control", "Heartbeat": "liveness", "ServiceHost": "host", "plugin_info": "facts"}
