@@ -49,7 +49,7 @@ class _Layer(ctypes.Structure):
         ("window", INT),
         ("scale", ctypes.c_double),
         ("softcap", ctypes.c_double),
-        ("bounds", POINTER),
+        ("sketches", POINTER),
     )
 
 
@@ -197,8 +197,8 @@ class CpuCapturedAttention:
 
 
 def _layer(layer: AttentionSpec, cache: CpuLayerCache, spec: KVCacheSpec) -> _Layer:
-    # who has a window attends to all of it: nobody would read its bounds
-    sinks, bounds = layer.sinks, None if layer.sliding_window is not None else cache.bounds
+    # who has a window attends to all of it: nobody would read its sketches
+    sinks, sketches = layer.sinks, None if layer.sliding_window is not None else cache.sketches
     return _Layer(
         cache.blocks.data_ptr(),
         None if sinks is None else sinks.data_ptr(),
@@ -209,7 +209,7 @@ def _layer(layer: AttentionSpec, cache: CpuLayerCache, spec: KVCacheSpec) -> _La
         UNLIMITED if layer.sliding_window is None else layer.sliding_window,
         layer.scale,
         layer.softcap or 0.0,
-        None if bounds is None else bounds.data_ptr(),
+        None if sketches is None else sketches.data_ptr(),
     )
 
 

@@ -1,4 +1,4 @@
-"""How many blocks of a sequence a drawn token attends to, and from which length on it is not all of them."""
+"""Which part of a sequence a drawn token attends to, and from which length on it is not all of it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class BlockChoice:
-    """The knobs, in tokens, so that they mean the same whatever the block size."""
+    """The knobs; lengths in tokens, so that they mean the same whatever the block size."""
 
-    keep: float = 0.5
-    """Share of a sequence's blocks that a token attends to; 1 for all, which is exact."""
-    least: int = 1024
+    keep: float = 0.99
+    """Share of a query's weight that the blocks it attends to have, as guessed; 1 for all, which is exact."""
+    least: int = 512
     """Tokens that are attended to at least, as far as there are so many: shorter sequences stay exact."""
     first: int = 32
     """Tokens at the start that are attended to in any case."""
@@ -38,8 +38,9 @@ class BlockChoice:
 
     def __str__(self) -> str:
         return (
-            f"prompts exact, tokens that are drawn attend to {self.keep:.3g} of the blocks, no less than "
-            f"{self.least} tokens, with the first {self.first} and the {self.recent} before their own block"
+            f"prompts exact, tokens that are drawn attend to the blocks that have {self.keep:.5g} of their "
+            f"weight, as guessed, no less than {self.least} tokens, with the first {self.first} and the "
+            f"{self.recent} before their own block"
         )
 
     def first_blocks(self, size: int) -> int:
@@ -51,11 +52,10 @@ class BlockChoice:
         return -(-self.recent // size)
 
     def blocks(self, positions: Ints, size: int) -> Ints:
-        """Of how many blocks, its own included, a token at ``positions`` takes its keys; 0 for all."""
-        there = positions // size + 1
+        """How many blocks, its own included, a token at ``positions`` attends to at least; 0 for all."""
         always = self.first_blocks(size) + self.last_blocks(size) + 1
-        wanted = np.maximum(np.ceil(self.keep * there).astype(np.int64), max(-(-self.least // size), always))
-        return np.where(wanted < there, wanted, 0)
+        least = max(-(-self.least // size), always)
+        return np.where((least < positions // size + 1) & (self.keep < 1), least, 0)
 
     def exact_until(self, size: int, most: int) -> int:
         """The first position below ``most`` whose token does not take all; ``most`` when there is none."""

@@ -47,9 +47,8 @@ class CpuLayerCache:
 
     blocks: Tensor
     """uint8[blocks, bytes of a block]."""
-    bounds: Tensor | None = None
-    """uint8[blocks, bytes of a block's bounds]: float32[kv heads, least and largest, columns], true of blocks
-    whose last token is written, see native/choice.h; ``None`` where none are kept."""
+    sketches: Tensor | None = None
+    """uint8[blocks, bytes of a block's sketches], see native/sketch.h; ``None`` where none are kept."""
 
     @classmethod
     def allocate(cls, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> CpuLayerCache:
@@ -57,10 +56,10 @@ class CpuLayerCache:
         return cls(_zeros(num_blocks, bytes_per_block(cache, encoding)))
 
     @classmethod
-    def with_bounds(cls, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> CpuLayerCache:
-        """The same, and the blocks' bounds."""
+    def with_sketches(cls, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> CpuLayerCache:
+        """The same, and sketches of its keys."""
         blocks = _zeros(num_blocks, bytes_per_block(cache, encoding))
-        return cls(blocks, _zeros(num_blocks, bounds_bytes(cache)))
+        return cls(blocks, _zeros(num_blocks, sketch_bytes(cache)))
 
     @property
     def nbytes(self) -> int:
@@ -73,7 +72,7 @@ class CpuLayerCache:
             part.index_copy_(0, destination, part.index_select(0, source))
 
     def _parts(self) -> list[Tensor]:
-        return [self.blocks] if self.bounds is None else [self.blocks, self.bounds]
+        return [self.blocks] if self.sketches is None else [self.blocks, self.sketches]
 
 
 def _zeros(rows: int, columns: int) -> Tensor:
@@ -95,9 +94,9 @@ def padded(head_dim: int) -> int:
     return -(-head_dim // LANES) * LANES
 
 
-def bounds_bytes(cache: KVCacheSpec) -> int:
-    """Bytes of a block's bounds: of each kv head the least and the largest number of every column."""
-    return cache.num_kv_heads * 2 * padded(cache.head_dim) * torch.float32.itemsize
+def sketch_bytes(cache: KVCacheSpec) -> int:
+    """Bytes of a block's sketches: of each key 4 bits for every column, and a scale."""
+    return cache.num_kv_heads * cache.block_size * (padded(cache.head_dim) // 2 + torch.float32.itemsize)
 
 
 def bytes_per_block(cache: KVCacheSpec, encoding: Encoding) -> int:

@@ -1,4 +1,4 @@
-"""Attention to a part: a drawn token takes its keys from the blocks that its bounds say matter most to it."""
+"""Attention to a part: a drawn token takes its keys from the blocks that get most of its weight."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from hundredfold.plugin import AttentionSpec, Encoding, KVCacheSpec, Reasons
 from hundredfold_cpu.attention import CpuAttention
 from hundredfold_cpu.choice import BlockChoice
 from hundredfold_cpu.library import Variant
-from hundredfold_cpu.paged_cache import CpuLayerCache, bounds_bytes, bytes_per_block
-
-BOUNDED = frozenset({Encoding.FP32, Encoding.BF16, Encoding.INT8, Encoding.FP8, Encoding.FP8_E5M2})
-"""Encodings whose blocks the native code bounds, see native/choice.h."""
+from hundredfold_cpu.paged_cache import CpuLayerCache, bytes_per_block, sketch_bytes
 
 
 class SparseAttention(CpuAttention):
@@ -33,22 +30,14 @@ class SparseAttention(CpuAttention):
         """With ``keep``, ``least``, ``first`` and ``recent``, see ``BlockChoice``."""
         return SparseAttention(self._variant, BlockChoice.read(options))
 
-    def refuses(self, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding) -> Reasons:
-        """What `cpu` refuses, and encodings whose keys it cannot bound. Layers with a window stay exact."""
-        reasons = super().refuses(layer, cache, encoding)
-        if not reasons and encoding not in BOUNDED:
-            known = ", ".join(sorted(known.value for known in BOUNDED))
-            reasons.append(f"bounds the keys of caches in {known}, not in {encoding.value}")
-        return reasons
-
     def varies(self, layer: AttentionSpec, cache: KVCacheSpec, encoding: Encoding) -> Reasons:
         """A drawn token attends to less than a given one, and the prefix cache does not tell them apart."""
         return ["keys that an answer left in the prefix cache are not those of a prompt"]
 
     def bytes_per_block(self, cache: KVCacheSpec, encoding: Encoding) -> int:
-        """With the bounds of its keys."""
-        return bytes_per_block(cache, encoding) + bounds_bytes(cache)
+        """With the sketches of its keys."""
+        return bytes_per_block(cache, encoding) + sketch_bytes(cache)
 
     def allocate(self, cache: KVCacheSpec, encoding: Encoding, num_blocks: int) -> CpuLayerCache:
-        """One layer's cache with its bounds."""
-        return CpuLayerCache.with_bounds(cache, encoding, num_blocks)
+        """One layer's cache with its sketches."""
+        return CpuLayerCache.with_sketches(cache, encoding, num_blocks)

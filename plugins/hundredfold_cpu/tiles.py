@@ -19,6 +19,8 @@ TILE_ROWS = 24
 """Queries times heads of a group that are computed together: keys and values are read once for all."""
 RUN = 512
 """Keys that are taken together, as in native/products.h."""
+STRETCH = 256
+"""Keys at least whose sketches are taken together, as in native/choice.h."""
 PIECE = 16
 """Tokens that one thread writes at a time."""
 SHARES = 4
@@ -27,8 +29,12 @@ ALL_RUNS = -1
 
 Ints = NDArray[np.int64]
 
-_NO_CHOICE = (0, 0, 0)
-"""Blocks at the start and before a query's own, and floats to choose in, of a step that attends to all."""
+PART = 4
+"""A query that chooses is taken to be so many times less work than one that attends to all."""
+
+_NO_CHOICE = (0, 0, 0.0, 0)
+"""Blocks at the start and before a query's own, what is left out, and floats to choose in, of a step that
+attends to all."""
 
 _NOTHING: Ints = np.empty((0, 4), dtype=np.int64)
 
@@ -53,6 +59,7 @@ class StepRecord(ctypes.Structure):
         ("num_threads", INT),
         ("first_blocks", INT),
         ("last_blocks", INT),
+        ("left_out", ctypes.c_double),
         ("choice_room", INT),
     )
 
@@ -88,8 +95,8 @@ def prepare_step(
 ) -> Step:
     """For every layer with as many heads and such a window.
 
-    With a ``choice`` queries that do not attend to all blocks are tiles of their own, and a block is written
-    by one thread, which bounds it. Who has a window attends to all of it, and nobody would read its bounds.
+    With a ``choice`` queries that do not attend to all blocks are tiles of their own. Who has a window
+    attends to all of it.
     """
     choice = None if layer.sliding_window is not None else choice
     threads = torch.get_num_threads()
@@ -116,7 +123,7 @@ def prepare_step(
     seen_from = np.zeros_like(positions)
     if layer.sliding_window is not None:
         seen_from = np.maximum(positions + 1 - layer.sliding_window, 0)
-    ends = np.where(blocks > 0, blocks * size, positions + counts)
+    ends = np.where(blocks > 0, (positions + counts) // PART, positions + counts)
     runs = -(-ends // RUN) - seen_from // RUN
     # the longest first, so that no thread is left with one at the end
     work = counts * (ends - seen_from)
@@ -135,13 +142,14 @@ def prepare_step(
     before[rows[alone | (firsts > 0)]] = True
     tiles = np.stack((rows, starts[rows] + firsts, counts, positions, ~before[rows], parts, blocks), axis=1)
     long = np.flatnonzero(before)
-    pieces = _pieces(starts[long], queries[long], computed[long], None if choice is None else size)
+    pieces = _pieces(starts[long], queries[long])
     stride = int(counts.max(initial=1)) * head_room
     chosen = _NO_CHOICE
-    if choice is not None and blocks.any():  # room for queries, what native/choice.h says, and a table
-        each = -(-(int(positions.max()) // size + 1) // LANES) * LANES
-        room = group * 3 * width + (group + 3) * each
-        chosen, stride = (choice.first_blocks(size), choice.last_blocks(size), room), stride + room
+    if choice is not None and blocks.any():
+        most = int(positions[blocks > 0].max()) // size + 1
+        room = _choice_room(group, width, size, most)
+        chosen = (choice.first_blocks(size), choice.last_blocks(size), 1 - choice.keep, room)
+        stride += room
     return _step(batch, tiles, items, joins, pieces, scratch, stride, int(sizes.sum()), chosen)
 
 
@@ -179,7 +187,7 @@ def _step(
     scratch: Scratch,
     stride: int,
     part_floats: int,
-    chosen: tuple[int, int, int] = _NO_CHOICE,
+    chosen: tuple[int, int, float, int] = _NO_CHOICE,
 ) -> Step:
     threads = torch.get_num_threads()
     room = scratch.take(stride * threads + part_floats)
@@ -215,16 +223,17 @@ def _exact(
     return exact
 
 
-def _pieces(starts: Ints, queries: Ints, computed: Ints, block_size: int | None) -> Ints:
-    """[first token, number of tokens] of what is written before anything is read.
+def _choice_room(group: int, width: int, size: int, blocks: int) -> int:
+    """Floats to choose in, as ``ChoiceRoom`` of native/choice.h takes them."""
+    each = -(-blocks // LANES) * LANES
+    stretch = -(-STRETCH // size) * size
+    return group * (2 + width // 4 + stretch + 2 * each) + 3 * each
 
-    A block is bounded by who writes its last token, so no two may write in one: pieces lie in a block each.
-    """
-    skipped = np.zeros_like(computed) if block_size is None else computed % block_size
-    owners, firsts, counts = _cut(queries + skipped, PIECE if block_size is None else block_size)
-    begins = np.maximum(firsts - skipped[owners], 0)
-    ends = firsts + counts - skipped[owners]
-    return np.stack((starts[owners] + begins, ends - begins), axis=1)
+
+def _pieces(starts: Ints, queries: Ints) -> Ints:
+    """[first token, number of tokens] of what is written before anything is read."""
+    owners, firsts, counts = _cut(queries, PIECE)
+    return np.stack((starts[owners] + firsts, counts), axis=1)
 
 
 def _items(tiles: Ints, heads: int, at_once: Ints, runs: Ints) -> Ints:

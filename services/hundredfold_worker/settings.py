@@ -52,7 +52,7 @@ class WorkerSettings(ServiceSettings):
     """Attention plugin; auto takes the first that can and leaves nothing out."""
 
     attention_options: tuple[str, ...] = ()
-    """What the attention plugin is told, as NAME=VALUE, such as keep=0.5 for sparse."""
+    """What the attention plugin is told, as NAME=VALUE, such as keep=0.99 for sparse."""
 
     kv_cache_dtype: str = "auto"
     """KV cache plugin; auto keeps keys and values as the model computes them."""

@@ -36,9 +36,7 @@ struct Call {
   void write(int64_t token, int64_t head) const {
     const int64_t own = head * layer.head_dim;
     write_token(paged, step.slots[token], head, k + token * k_stride + own, v + token * v_stride + own);
-    if constexpr (Bounded<E>::VALUE)
-      if (layer.bounds && step.slots[token] % paged.size == paged.size - 1)
-        bound_block(paged, step.slots[token] / paged.size, head, layer.bounds);
+    if (layer.sketches) sketch_token(Sketches(layer), step.slots[token], head, k + token * k_stride + own, layer.head_dim);
   }
 };
 
@@ -161,20 +159,17 @@ static float* part_of(const Call<T, E>& call, const Tile& tile, int64_t head, in
 template <class T, class E>
 static const int32_t* choose(const Call<T, E>& call, Tile& tile, int64_t head, float* scratch) {
   const Step& step = call.step;
-  const int64_t dim = call.layer.head_dim, width = call.paged.panels * LANES, rows = call.group();
-  const int64_t own = tile.position / call.paged.size;
-  float* queries = scratch + step.scratch_stride - step.choice_room;
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t d = 0; d < dim; d += LANES)
-      store(queries + row * width + d, mul(get_part(call.q + tile.first * call.q_stride + (head * rows + row) * dim + d, dim - d),
-                                           broadcast(float(call.layer.scale))));
-  float* memory = queries + rows * width;
-  int32_t* chosen = reinterpret_cast<int32_t*>(memory + Choice::room(own + 1, rows, width));
-  const Choice choice{tile.blocks, step.first_blocks, step.last_blocks};
-  const int64_t blocks = choose_blocks(choice, queries, rows, width, call.layer.bounds, call.table(tile), own, head,
-                                       call.layer.num_kv_heads, memory, chosen);
-  tile.position -= (own + 1 - blocks) * call.paged.size;
-  return chosen;
+  const Layer& layer = call.layer;
+  const Sketches sketches(layer);
+  const int64_t rows = call.group(), blocks = tile.position / call.paged.size + 1;
+  const ChoiceRoom room(scratch + step.scratch_stride - step.choice_room, rows, sketches, blocks);
+  const T* q = call.q + tile.first * call.q_stride + head * rows * layer.head_dim;
+  code_queries(q, layer.head_dim, float(layer.scale), layer.softcap, sketches, room);
+  const Choice choice{tile.blocks, step.first_blocks, step.last_blocks, step.left_out};
+  const int64_t kept = choose_blocks(choice, sketches, call.table(tile), tile.position, head, layer.softcap,
+                                     layer.sinks ? layer.sinks + head * rows : nullptr, room);
+  tile.position -= (blocks - kept) * call.paged.size;
+  return room.chosen;
 }
 
 // The queries of a tile with the heads that share one kv head: all runs, or one of them.

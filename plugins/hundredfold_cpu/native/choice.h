@@ -1,184 +1,182 @@
-// Which blocks a query attends to when it may not have all: by bounds of each block's keys.
+// Which blocks a query attends to when it may not have all: those whose keys get most of its weight, as sketches tell.
 //
-// Of every full block lie beside the cache, for each kv head, the least and the largest number of each column of its
-// keys. From them comes an upper bound of a query's score with any key of the block. A query head's bounds become
-// weights as scores do; a block counts as much as its weights over the heads of the group come to. What a row takes
-// depends on its own query and keys alone; of equal blocks the earlier one is taken.
+// Sketches give a guess of each score; a query head's guesses become weights by softmax over all its keys, and a block
+// counts as much as its keys' weights over the heads that share a kv head come to. What a row takes depends on its own
+// query and keys alone; of equal blocks the earlier one is taken.
 #pragma once
 
+#include "sketch.h"
 #include "softmax.h"
 
 namespace HF_ISA {
 
-// Encodings whose blocks can have bounds.
-template <class E>
-struct Bounded {
-  static constexpr bool VALUE = false;
-};
-template <>
-struct Bounded<Fp32> {
-  static constexpr bool VALUE = true;
-};
-template <>
-struct Bounded<Bf16> {
-  static constexpr bool VALUE = true;
-};
-template <>
-struct Bounded<Int8> {
-  static constexpr bool VALUE = true;
-};
-template <>
-struct Bounded<Fp8> {
-  static constexpr bool VALUE = true;
-};
-template <>
-struct Bounded<Fp8E5m2> {
-  static constexpr bool VALUE = true;
+// A query's choice.
+struct Choice {
+  int64_t least;        // blocks in all, no more than there are
+  int64_t first, last;  // blocks at the start, and before the query's own, that are taken in any case
+  double left_out;      // the share of weight that blocks may have which are left out
 };
 
-// Two columns of sixteen keys, not scaled.
-template <class E>
-static inline void two_columns(const typename E::Code* codes, Vec& first, Vec& second) {
-  if constexpr (E::INTEGERS) {
-    float both[2][LANES];
-    for (int i = 0; i < LANES; ++i)
-      for (int which = 0; which < 2; ++which) both[which][i] = float(codes[E::place(i, which)]);
-    first = load(both[0]), second = load(both[1]);
-  } else {
-    E::get(codes, first, second);
+constexpr int64_t STRETCH = 256;  // keys at least; whole blocks
+
+// A thread's memory to choose in for `rows` queries among `blocks` blocks; tiles.py makes room for it.
+struct ChoiceRoom {
+  int64_t rows, stretch, stride;  // keys that are taken together, and numbers that a row has for all blocks
+  float *factors, *scores;        // [rows], [rows][keys of a stretch]
+  float *most, *sums;             // [rows][blocks]: the largest score of the stretch, and weights against it
+  float* merits;                  // [blocks]
+  int32_t *starts, *chosen;       // [rows], [blocks]
+  int8_t* q;                      // [rows][columns]
+  bool* taken;                    // [blocks]
+
+  ChoiceRoom(float* memory, int64_t rows, const Sketches& sketches, int64_t blocks)
+      : rows(rows), stretch(up(STRETCH, sketches.size)), stride(up(blocks, LANES)) {
+    const auto take = [&](int64_t floats) { return memory += floats, memory - floats; };
+    factors = take(rows), starts = reinterpret_cast<int32_t*>(take(rows));
+    q = reinterpret_cast<int8_t*>(take(rows * sketches.width / 4));
+    scores = take(rows * stretch), most = take(rows * stride), sums = take(rows * stride);
+    merits = take(stride), chosen = reinterpret_cast<int32_t*>(take(stride)), taken = reinterpret_cast<bool*>(memory);
+  }
+};
+
+constexpr float LOG2_E = 1.44269504f;
+
+// The queries [rows][dim] times `scale`, as sketches are multiplied with: what they give are powers of two, with a
+// `softcap` of e.
+template <class T>
+static inline void code_queries(const T* q, int64_t dim, float scale, double softcap, const Sketches& sketches, const ChoiceRoom& room) {
+  int16_t codes[MOST_DIM];
+  for (int64_t row = 0; row < room.rows; ++row) {
+    room.factors[row] = to_codes(q + row * dim, dim, sketches.width, scale, GUESS_TOP, codes) * (softcap != 0 ? 1.0f : LOG2_E);
+    int32_t sum = 0;
+    for (int64_t d = 0; d < sketches.width; ++d) room.q[row * sketches.width + d] = int8_t(codes[d]), sum += codes[d];
+    room.starts[row] = -SKETCH_ZERO * sum;
   }
 }
 
-// Where the bounds of a block and head lie: `width` least numbers, then as many largest ones.
-static inline float* bounds_of(float* bounds, int64_t block, int64_t head, int64_t heads, int64_t width) {
-  return bounds + (block * heads + head) * 2 * width;
-}
-
-// Bounds of a block all of whose keys are written. Where a key is not finite they are NaN: such a block goes before all others.
-template <class E>
-static void bound_block(const Paged<E>& paged, int64_t block, int64_t head, float* bounds) {
-  const int64_t width = paged.panels * LANES;
-  float* least = bounds_of(bounds, block, head, paged.heads, width);
-  float* most = least + width;
-  uint8_t* run = paged.run(block, head);
-  const float infinity = __builtin_inff();
-  Vec broken = zero();
-  for (int64_t d = 0; d < width; d += LANES) store(least + d, zero()), store(most + d, zero());
-  for (int64_t unit = 0; unit < paged.key_units; ++unit) {
-    Vec low[2], high[2];  // `low` of what is negated
-    for (int i = 0; i < 2; ++i) low[i] = high[i] = broadcast(-infinity);
-    for (int64_t offset = 0; offset < paged.size; offset += LANES) {
-      Vec x[2];
-      two_columns<E>(paged.keys(run, offset) + unit * UNIT, x[0], x[1]);
-      for (int i = 0; i < 2; ++i) {
-        if constexpr (E::SCALED) x[i] = mul(x[i], load(paged.key_scales(run) + offset));
-        low[i] = max(negate(x[i]), low[i]), high[i] = max(x[i], high[i]);
-        broken = add(broken, mul(x[i], zero()));
-      }
-    }
-    for (int64_t i = 0; i < 2; ++i) least[2 * unit + i] = -largest(low[i]), most[2 * unit + i] = largest(high[i]);
+// Scores of all rows with the sketches of a block's keys, while those of the block `ahead` are asked for.
+static inline void guess_block(const Sketches& sketches, int64_t block, int64_t ahead, int64_t head, const ChoiceRoom& room,
+                               float* scores) {
+  const float* scales = sketches.scales(block, head);
+  for (int64_t offset = 0; offset < sketches.size; offset += LANES) {
+    const uint8_t *keys = sketches.codes(block, head, offset), *next = sketches.codes(ahead, head, offset);
+    expect_read(sketches.scales(ahead, head) + offset);
+    const auto some = [&](auto taken, int64_t row) {
+      guess<decltype(taken)::COUNT>(room.q + row * sketches.width, room.starts + row, room.factors + row, sketches.units(), keys,
+                                    scales + offset, next, scores + row * room.stretch + offset, room.stretch);
+    };
+    by_rows(room.rows, [&](auto taken, int64_t row) {
+      if constexpr (decltype(taken)::COUNT == 6)  // their sums do not stay in registers
+        some(Rows<3>{}, row), some(Rows<3>{}, row + 3);
+      else
+        some(taken, row);
+    });
   }
-  const float worst = sum(broken);
-  if (worst != 0)
-    for (int64_t d = 0; d < 2 * width; ++d) least[d] = worst;
 }
 
-// Bounds of the scores of R queries, apart in what is positive and what is negative, with one block's keys.
-template <int R>
-static inline void bound_scores(const float* positive, const float* negative, int64_t width, const float* least,
-                                float* scores, int64_t stride) {
-  const float* most = least + width;
-  Vec sums[R];
-  for (int r = 0; r < R; ++r) sums[r] = zero();
-  for (int64_t d = 0; d < width; d += LANES) {
-    const Vec low = load(least + d), high = load(most + d);
-    for (int r = 0; r < R; ++r) sums[r] = fma(load(positive + r * width + d), high, sums[r]);
-    for (int r = 0; r < R; ++r) sums[r] = fma(load(negative + r * width + d), low, sums[r]);
+// 2^x within a ten thousandth, for x up to 126; from -126 down 2^-126.
+static inline Vec raise_two(const Vec& x) {
+  const Vec round = broadcast(12582912.0f);  // 1.5 * 2^23: adding it leaves whole numbers
+  const Vec kept = max(broadcast(-126.0f), x), n = add(kept, round), r = sub(kept, sub(n, round));  // x last: NaN stays
+  Vec p = broadcast(5.51114194e-2f);
+  p = fma(p, r, broadcast(2.42606550e-1f));
+  p = fma(p, r, broadcast(6.93272114e-1f));
+  p = fma(p, r, broadcast(9.99928653e-1f));
+  return raise(p, n);
+}
+
+// Of a row's scores with `blocks` blocks: the largest of all, in powers of two, and the sum of each one's weights against
+// it, which is NaN where a score is. With a `softcap` scores are in powers of e.
+static inline void weigh(float* scores, int64_t blocks, int64_t size, double softcap, float* most, float* sums) {
+  if (softcap != 0)
+    for (int64_t i = 0; i < blocks * size; i += LANES) store(scores + i, mul(cap(load(scores + i), softcap), broadcast(LOG2_E)));
+  Vec top = broadcast(-__builtin_inff());
+  for (int64_t i = 0; i < blocks * size; i += LANES) top = max(load(scores + i), top);
+  const float one = largest(top);
+  const Vec least = broadcast(one);
+  for (int64_t block = 0; block < blocks; ++block) {
+    Vec weights = zero();
+    for (int64_t i = 0; i < size; i += LANES, scores += LANES) weights = add(weights, raise_two(sub(load(scores), least)));
+    most[block] = one, sums[block] = sum(weights);
   }
-  for (int r = 0; r < R; ++r) scores[r * stride] = sum(sums[r]);
 }
 
-// Adds one query's weights over `count` blocks (room for whole vectors) to `merits`. NaN counts as the largest.
-static inline void add_weights(float* scores, int64_t count, float* merits) {
-  const float infinity = __builtin_inff();
-  for (int64_t i = 0; i < count; ++i)
-    if (scores[i] != scores[i]) scores[i] = -infinity, merits[i] = infinity;
-  const int64_t padded = up(count, LANES);
-  for (int64_t i = count; i < padded; ++i) scores[i] = -infinity;
-  Vec most = broadcast(-infinity);
-  for (int64_t i = 0; i < padded; i += LANES) most = max(load(scores + i), most);
-  const float top = largest(most);
-  if (!(top > -infinity && top < infinity)) return;
-  Vec total = zero();
+// Adds to `merits` a row's share of weight in each block, of which `sums` are against `most`; room for whole vectors.
+// A block with a score that is NaN gets infinity. `sink` is a score that takes weight, too.
+static inline void add_shares(float* most, float* sums, int64_t blocks, const float* sink, float* merits) {
+  const Vec infinity = broadcast(__builtin_inff());
+  const int64_t padded = up(blocks, LANES);
+  for (int64_t i = blocks; i < padded; ++i) most[i] = -__builtin_inff(), sums[i] = 0;
+  Vec top = broadcast(sink ? *sink * LOG2_E : -__builtin_inff()), total = zero();
+  for (int64_t i = 0; i < padded; i += LANES) top = max(load(most + i), top);
+  top = broadcast(largest(top));
   for (int64_t i = 0; i < padded; i += LANES) {
-    const Vec weight = exp(sub(load(scores + i), broadcast(top)));
-    store(scores + i, weight), total = add(total, weight);
+    const Vec weight = mul(load(sums + i), raise_two(sub(load(most + i), top)));
+    store(sums + i, where_less(weight, infinity, weight, infinity));  // NaN, too
+    total = add(total, where_less(weight, infinity, weight, zero()));
   }
-  const Vec share = broadcast(1.0f / sum(total));
-  for (int64_t i = 0; i < padded; i += LANES) store(merits + i, fma(load(scores + i), share, load(merits + i)));
+  float whole[LANES];
+  store(whole, raise_two(sub(broadcast(sink ? *sink * LOG2_E : -__builtin_inff()), top)));
+  const Vec share = broadcast(1.0f / (sum(total) + whole[0]));
+  for (int64_t i = 0; i < padded; i += LANES) store(merits + i, fma(load(sums + i), share, load(merits + i)));
 }
 
-// Marks in `taken` the `wanted` largest of `count` numbers, none of them negative or NaN; the first of equal ones.
-static inline void take_largest(const float* merits, int64_t count, int64_t wanted, bool* taken) {
+// Marks in `taken` the largest of `count` numbers, none of them negative or NaN: at least `least`, and so many that the
+// others come to no more than `left_out`; the first of equal ones.
+static inline void take_largest(const float* merits, int64_t count, int64_t least, double left_out, bool* taken) {
   const auto bits = [&](int64_t i) {  // in the order of the numbers
     uint32_t own;
     __builtin_memcpy(&own, merits + i, 4);
     return own;
   };
-  uint32_t digits = 0, mask = 0;  // of the last that is taken
-  int64_t left = wanted;
+  const auto weight = [&](int64_t i) { return merits[i] < __builtin_inff() ? double(merits[i]) : 0.0; };
+  int64_t endless = 0;
+  double rest = 0;  // of those that are not taken yet
+  for (int64_t i = 0; i < count; ++i) rest += weight(i), endless += !(merits[i] < __builtin_inff());
+  int64_t wanted = endless > least ? endless : least;  // yet
+  uint32_t digits = 0, mask = 0;                       // of the last that is taken
   for (int shift = 24; shift >= 0; shift -= 8) {
     int64_t counts[256] = {}, digit = 255;
+    double sums[256] = {};
     for (int64_t i = 0; i < count; ++i)
-      if ((bits(i) & mask) == digits) ++counts[bits(i) >> shift & 255];
-    while (digit > 0 && counts[digit] < left) left -= counts[digit--];
+      if ((bits(i) & mask) == digits) ++counts[bits(i) >> shift & 255], sums[bits(i) >> shift & 255] += weight(i);
+    while (digit > 0 && (counts[digit] < wanted || rest - sums[digit] > left_out)) wanted -= counts[digit], rest -= sums[digit--];
     digits |= uint32_t(digit) << shift, mask |= 255u << shift;
   }
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t own = bits(i);
-    taken[i] = own > digits || (own == digits && left-- > 0);
+    taken[i] = own > digits || (own == digits && (wanted > 0 || rest > left_out));
+    if (taken[i] && own == digits) --wanted, rest -= weight(i);
   }
 }
 
-// A query's choice.
-struct Choice {
-  int64_t wanted;       // blocks in all, no more than there are
-  int64_t first, last;  // blocks at the start, and before the query's own, that are taken in any case
-
-  // floats of memory to choose in from a table of `blocks` for `rows` queries of `width` columns; as in tiles.py
-  static int64_t room(int64_t blocks, int64_t rows, int64_t width) {
-    return rows * 2 * width + (rows + 2) * up(blocks, LANES);
+// The blocks that the room's queries of one kv head, at `position`, attend to: room.chosen, ascending, their own block last.
+// Returned is how many. `sinks` of the rows may be null.
+static inline int64_t choose_blocks(const Choice& choice, const Sketches& sketches, const int32_t* table, int64_t position,
+                                    int64_t head, double softcap, const float* sinks, const ChoiceRoom& room) {
+  constexpr int64_t AHEAD = 4;
+  const int64_t size = sketches.size, own = position / size, blocks = own + 1, first = choice.first, end = own - choice.last;
+  const int64_t step = room.stretch / size;
+  for (int64_t begin = 0; begin < blocks; begin += step) {
+    const int64_t some = begin + step < blocks ? step : blocks - begin;
+    for (int64_t i = 0; i < some; ++i) {
+      const int64_t ahead = begin + i + AHEAD;
+      guess_block(sketches, table[begin + i], table[ahead < blocks ? ahead : own], head, room, room.scores + i * size);
+    }
+    for (int64_t row = 0; row < room.rows; ++row) {
+      float* scores = room.scores + row * room.stretch;
+      for (int64_t key = position + 1 - begin * size; key < some * size; ++key) scores[key] = -__builtin_inff();  // not there yet
+      weigh(scores, some, size, softcap, room.most + row * room.stride + begin, room.sums + row * room.stride + begin);
+    }
   }
-};
-
-// The blocks that the queries [rows][width], scaled, of one kv head attend to, ascending, the block `own` of the
-// queries themselves last; returned is how many. Tables hold `own` + 1 blocks.
-static inline int64_t choose_blocks(const Choice& choice, const float* queries, int64_t rows, int64_t width, float* bounds,
-                                    const int32_t* table, int64_t own, int64_t head, int64_t heads, float* memory,
-                                    int32_t* chosen) {
-  const int64_t first = choice.first, end = own - choice.last, count = end - first, each = up(own + 1, LANES);
-  const int64_t wanted = choice.wanted - choice.first - choice.last - 1;
-  float *positive = memory, *negative = positive + rows * width, *scores = negative + rows * width;
-  float* merits = scores + rows * each;
-  bool* taken = reinterpret_cast<bool*>(merits + each);
-  for (int64_t i = 0; i < rows * width; i += LANES) {
-    const Vec x = load(queries + i);
-    store(positive + i, max(x, zero())), store(negative + i, min(x, zero()));
-  }
-  for (int64_t i = 0; i < count; i += LANES) store(merits + i, zero());
-  for (int64_t i = 0; i < count; ++i) {
-    if (i + 4 < count) fetch(bounds_of(bounds, table[first + i + 4], head, heads, width), 8 * width);
-    const float* least = bounds_of(bounds, table[first + i], head, heads, width);
-    by_rows(rows, [&](auto some, int64_t row) {
-      bound_scores<decltype(some)::COUNT>(positive + row * width, negative + row * width, width, least,
-                                          scores + row * each + i, each);
-    });
-  }
-  for (int64_t row = 0; row < rows; ++row) add_weights(scores + row * each, count, merits);
-  take_largest(merits, count, wanted, taken);
+  for (int64_t i = 0; i < room.stride; i += LANES) store(room.merits + i, zero());
+  for (int64_t row = 0; row < room.rows; ++row)
+    add_shares(room.most + row * room.stride, room.sums + row * room.stride, blocks, sinks ? sinks + row : nullptr, room.merits);
+  take_largest(room.merits + first, end - first, choice.least - choice.first - choice.last - 1,
+               choice.left_out * double(room.rows), room.taken);
   int64_t n = 0;
-  for (int64_t i = 0; i <= own; ++i)
-    if (i < first || i >= end || taken[i - first]) chosen[n++] = table[i];
+  for (int64_t i = 0; i < blocks; ++i)
+    if (i < first || i >= end || room.taken[i - first]) room.chosen[n++] = table[i];
   return n;
 }
 

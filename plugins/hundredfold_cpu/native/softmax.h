@@ -48,6 +48,12 @@ static inline float to_int16(const float* x, int64_t count, int16_t* to) {
   return how.scale;
 }
 
+// softcap * tanh(score / softcap)
+static inline Vec cap(const Vec& score, double softcap) {
+  const Vec capped = sigmoid(mul(score, broadcast(float(2 / softcap))));
+  return fma(capped, broadcast(float(2 * softcap)), broadcast(-float(softcap)));
+}
+
 // Scores first to last of a row to weights; what is outside may be anything.
 template <class E>
 static inline void soften(const Run<E>& run, const Room<E>& room, int64_t row, int64_t first, int64_t last, double softcap) {
@@ -58,12 +64,8 @@ static inline void soften(const Run<E>& run, const Room<E>& room, int64_t row, i
     for (int64_t i = from; i < to; i += LANES)
       store(scores + i, mul(mul(load(scores + i), load(run.key_scales[i / LANES])), factor));
   }
-  if (softcap != 0) {
-    const Vec cap = broadcast(float(softcap)), twice = broadcast(float(2 * softcap));
-    const Vec factor = broadcast(float(2 / softcap)), minus = negate(cap);
-    for (int64_t i = from; i < to; i += LANES)
-      store(scores + i, fma(sigmoid(mul(load(scores + i), factor)), twice, minus));  // cap * tanh(score / cap)
-  }
+  if (softcap != 0)
+    for (int64_t i = from; i < to; i += LANES) store(scores + i, cap(load(scores + i), softcap));
   const auto edges = [&](float value) {
     for (int64_t i = from; i < first; ++i) scores[i] = value;
     for (int64_t i = last; i < to; ++i) scores[i] = value;

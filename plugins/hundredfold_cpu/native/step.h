@@ -11,14 +11,14 @@ struct Layer {
   int64_t num_heads, num_kv_heads, head_dim, block_size;
   int64_t window;         // tokens that a query sees, its own included
   double scale, softcap;  // softcap 0 for none
-  float* bounds;          // of every block's keys, see choice.h; null where none are kept
+  uint8_t* sketches;      // of every block's keys, see sketch.h; null where none are kept
 };
 
 // Structures that tiles.py fills in; all integers are 64 bits wide.
 struct Tile {
   int64_t row, first, count, position, writes;  // queries: flat index, how many, position in the sequence
   int64_t parts;                                // where the results of single runs go, in floats; -1 when one item does all
-  int64_t blocks;                               // of a single query: how many it attends to; 0 for all
+  int64_t blocks;                               // of a single query: how many it attends to at least; 0 for all
 };
 
 struct Item {
@@ -45,5 +45,6 @@ struct Step {
   float* parts;
   int64_t num_threads;
   int64_t first_blocks, last_blocks;  // see Choice
+  double left_out;                    // see Choice
   int64_t choice_room;                // floats at the end of a thread's scratch
 };

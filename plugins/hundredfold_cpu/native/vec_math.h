@@ -32,6 +32,10 @@ static inline Vec scale(Vec a, Vec n) {
   const __m512 second = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(rest, bias), 23));
   return {_mm512_mul_ps(_mm512_mul_ps(a.v, first), second)};
 }
+// p * 2^n for p around 1 and n in [-126, 126], told as n + 1.5 * 2^23
+static inline Vec raise(Vec p, Vec n) {
+  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), _mm512_slli_epi32(_mm512_castps_si512(n.v), 23)))};
+}
 static inline Vec swap_pairs(Vec a) { return {_mm512_permute_ps(a.v, 0xb1)}; }
 static inline Vec load_bf16(const uint16_t* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -86,6 +90,11 @@ static inline __m256 scale8(__m256 a, __m256 n) {
 }
 // x * 2^n for whole n in [-252, 254], in two exact steps but for the last rounding
 static inline Vec scale(Vec x, Vec n) { return {scale8(x.a, n.a), scale8(x.b, n.b)}; }
+static inline __m256 raise8(__m256 p, __m256 n) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(n), 23)));
+}
+// p * 2^n for p around 1 and n in [-126, 126], told as n + 1.5 * 2^23
+static inline Vec raise(Vec p, Vec n) { return {raise8(p.a, n.a), raise8(p.b, n.b)}; }
 static inline Vec swap_pairs(Vec x) { return {_mm256_permute_ps(x.a, 0xb1), _mm256_permute_ps(x.b, 0xb1)}; }
 static inline __m256 load_bf16_8(const uint16_t* p) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -151,6 +160,10 @@ static inline Vec scale(const Vec& a, const Vec& n) {
     const int32_t whole = n.v[i] == n.v[i] ? int32_t(n.v[i]) : 0, half = whole >> 1;
     return a.v[i] * float_of(uint32_t(half + 127) << 23) * float_of(uint32_t(whole - half + 127) << 23);
   });
+}
+// p * 2^n for p around 1 and n in [-126, 126], told as n + 1.5 * 2^23
+static inline Vec raise(const Vec& p, const Vec& n) {
+  return each([&](int i) { return float_of(bits_of(p.v[i]) + (bits_of(n.v[i]) << 23)); });
 }
 static inline Vec swap_pairs(const Vec& a) { return each([&](int i) { return a.v[i ^ 1]; }); }
 static inline Vec load_bf16(const uint16_t* p) { return each([=](int i) { return float_of(uint32_t(p[i]) << 16); }); }

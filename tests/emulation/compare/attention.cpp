@@ -1,5 +1,5 @@
-// Paged attention in every encoding: random lives of a few sequences, one step after the other over one cache. Sparse
-// attention's choice of blocks is not among it.
+// Paged attention in every encoding: random lives of a few sequences, one step after the other over one cache. In some
+// lives a single query late in its sequence attends to a part of its blocks.
 #include <algorithm>
 
 #include "../../../plugins/hundredfold_cpu/native/step.h"
@@ -14,14 +14,14 @@ struct Encoding {
   int64_t bands;  // the same for each band of 32 columns
 };
 
-constexpr int64_t LANES = 16, RUN = 512, TILE_ROWS = 24;
+constexpr int64_t LANES = 16, RUN = 512, TILE_ROWS = 24, STRETCH = 256;
 int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 // What one case is about; all sequences begin empty and grow for a few steps.
 struct Model {
   int64_t kv_heads, group, dim, block, window, threads, sequences, blocks_each;
   double softcap;
-  bool sinks;
+  bool sinks, sparse;
   Kind kind;
 
   explicit Model(Random& random) {
@@ -29,10 +29,12 @@ struct Model {
     block = random.among({16, 32}), window = random.chance(60) ? int64_t(1) << 62 : random.among({1, 5, 16, 40, 600});
     threads = random.among({1, 1, 2, 5, 16}), sequences = random.among({1, 2, 3});
     softcap = random.chance(25) ? 20.0 : 0.0, sinks = random.chance(25);
+    sparse = window > 600 && random.chance(60);
     kind = random.chance(15) ? Kind::WILD : Kind::PLAIN;
     blocks_each = 0;
   }
   int64_t heads() const { return kv_heads * group; }
+  int64_t sketch_bytes() const { return kv_heads * block * (4 + up(dim, LANES) / 2); }  // of a block
 };
 
 struct Batch {
@@ -45,7 +47,7 @@ struct Work {
   std::vector<Item> items, joins;
   std::vector<Piece> pieces;
   std::vector<float> scratch, parts;
-  int64_t stride = 0;
+  int64_t stride = 0, choice_room = 0;
 
   Work(const Model& model, const Batch& batch, Random& random) {
     const int64_t most = std::max<int64_t>(1, TILE_ROWS / model.group), width = up(model.dim, LANES);
@@ -56,6 +58,15 @@ struct Work {
       for (int64_t at = 0; at < queries; at += most) {
         const int64_t count = std::min(most, queries - at), position = batch.before[row] + at;
         const int64_t seen = std::max<int64_t>(0, position + 1 - model.window), tile = int64_t(tiles.size());
+        const int64_t there = position / model.block + 1, least = 1 + 1 + 1;  // first, last, own
+        const bool part = model.sparse && queries == 1 && there > least;
+        if (part) {
+          const int64_t each = up(there, LANES), room = 2 + width / 4 + up(STRETCH, model.block) + 2 * each;
+          choice_room = std::max(choice_room, model.group * room + 3 * each);
+          tiles.push_back({int64_t(row), first, 1, position, 1, -1, least + random.below(there - least)});
+          items.push_back({int64_t(tiles.size()) - 1, 0, model.kv_heads, -1});
+          break;
+        }
         const int64_t first_run = seen / RUN, end_run = (position + count + RUN - 1) / RUN;
         largest = std::max(largest, count);
         tiles.push_back({int64_t(row), first + at, count, position, !written_before, split ? parts_size : -1, 0});
@@ -70,7 +81,7 @@ struct Work {
         pieces.push_back({first + at, std::min<int64_t>(16, queries - at)});
       first += queries;
     }
-    stride = largest * model.group * (3 * width + 6 + RUN + RUN / 2);
+    stride = largest * model.group * (3 * width + 6 + RUN + RUN / 2) + choice_room;
     // anything may lie there: whole threads may take part
     scratch.assign(size_t(stride * model.threads), __builtin_nanf("")), parts.assign(size_t(parts_size), __builtin_nanf(""));
   }
@@ -127,8 +138,10 @@ int compare_encoding(const Library& library, uint64_t seed, int cases, const Enc
     report.compare<T>(text, outputs, [&](const std::string& isa, T* out) {
       Memory<uint8_t> cache(bytes);
       cache.fill([&](int64_t) { return uint8_t(0); });
+      Memory<uint8_t> sketches(model.sparse ? blocks * model.sketch_bytes() : 0);
+      sketches.fill([&](int64_t) { return uint8_t(255); });
       const Layer layer{cache.data(), model.sinks ? sinks.data() : nullptr, model.heads(), model.kv_heads, model.dim, model.block,
-                        model.window, 1.0 / 8, model.softcap, nullptr};
+                        model.window, 1.0 / 8, model.softcap, model.sparse ? sketches.data() : nullptr};
       Random again(own_seed);
       for (size_t s = 0; s < life.batches.size(); ++s) {
         Work work(model, life.batches[s], again);
@@ -140,7 +153,7 @@ int compare_encoding(const Library& library, uint64_t seed, int cases, const Enc
           }
         const Step step{work.tiles.data(),  work.items.data(),   int64_t(work.items.size()),  work.joins.data(), int64_t(work.joins.size()),
                         work.pieces.data(), int64_t(work.pieces.size()), tables.data(), model.blocks_each, slots.data(),
-                        work.scratch.data(), work.stride, work.parts.data(), model.threads, 0, 0, 0};
+                        work.scratch.data(), work.stride, work.parts.data(), model.threads, 1, 1, 1.0 / 8, work.choice_room};
         const T *q = life.q[s].data(), *k = life.k[s].data(), *v = life.v[s].data();
         const int64_t q_stride = model.heads() * model.dim, kv_stride = model.kv_heads * model.dim;
         library.call(isa, name, &step, &layer, q, q_stride, k, kv_stride, v, kv_stride, out);
