@@ -58,9 +58,16 @@ def test_kernels(name: str) -> None:
     assert name != "cpu" or not any("in any batch" in case for case in refused)
 
 
-def test_attention() -> None:
-    report = check_attention(Registry("hundredfold.attention").get("torch"))
-    assert all("int4" in case for case in report.refused)
+@pytest.mark.parametrize("encoding", Encoding)
+def test_attention(encoding: Encoding) -> None:
+    """Every layer in each type and encoding, and each of these with both block sizes; not all three at once:
+    a block's size decides where rows are found, a type and an encoding what is in them.
+    """
+    backend = Registry("hundredfold.attention").get("torch")
+    turned = list(Encoding).index(encoding) % 2
+    for dtype, size in zip((torch.float32, torch.bfloat16), (32, 16) if turned else (16, 32), strict=True):
+        report = check_attention(backend, dtypes=(dtype,), encodings=(encoding,), block_sizes=(size,))
+        assert encoding is Encoding.INT4 or not report.refused
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp32", "fp8", "int8"])

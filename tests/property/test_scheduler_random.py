@@ -8,6 +8,7 @@ two.
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -40,6 +41,54 @@ class Asked:
     cut: set[int] = field(default_factory=set)
     """Choices that a stop string ended."""
     beams: BeamTerms | None = None
+
+
+@dataclass
+class TimedHarness(Harness):
+    """The harness with steps that take their time, mostly long enough that the next is planned late: time
+    passes to whatever comes first, a result or the moment that the scheduler asks for.
+    """
+
+    rng: random.Random = field(default_factory=random.Random)
+    ends: deque[float] = field(default_factory=deque)
+    """When each step in flight is over."""
+    beside: int = 0
+    """Plans made while a step ran, at the moment that the scheduler had asked for."""
+
+    def start_scheduler(self) -> None:
+        """What was in flight is lost."""
+        self.ends.clear()
+        super().start_scheduler()
+
+    def kill_worker(self) -> None:
+        """What was in flight is lost."""
+        self.ends.clear()
+        super().kill_worker()
+
+    def plan_ahead(self) -> bool:
+        """Each step begins when it is planned and the one before is over."""
+        planned = super().plan_ahead()
+        while len(self.ends) < len(self.results):
+            result = self.results[len(self.ends)]
+            took = self.rng.choice([0.02, 0.05]) + 0.001 * sum(result.num_computed_tokens)
+            result.step_us = round(took * self.rng.choice([0.7, 1, 1, 1, 1.5]) * 1e6)
+            begins = max(self.now, self.ends[-1] if self.ends else 0.0)
+            self.ends.append(begins + result.step_us / 1e6)
+        return planned
+
+    def turn(self) -> bool:
+        """Plan what may be planned, then let time pass; false when there is nothing to wait for."""
+        planned = self.plan_ahead()
+        asked = self.scheduler.next_due(self.now)
+        if self.ends and (asked is None or not self.now < asked < self.ends[0]):
+            self.now = self.ends.popleft()
+            return self.take_result()
+        if asked is not None and asked > self.now:
+            self.now = asked
+            self.beside += self.plan_ahead() and len(self.ends) > 1
+        else:
+            self.now += 1
+        return planned or asked is not None
 
 
 class Life:
@@ -260,3 +309,14 @@ def test_lives_of_beams() -> None:
         put_aside += sum(end.account.preemptions for end in ends if end is not None)
     assert copies >= 100
     assert put_aside >= 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lives_of_long_steps(seed: int) -> None:
+    """Steps of tens of milliseconds, shorter and longer than thought: requests come, leave and die between a
+    step's plan and the next one's.
+    """
+    life = Life(seed, 2, 60)
+    life.harness = harness = TimedHarness(life.limits, 2, rng=random.Random(seed))
+    life.run()
+    assert harness.beside > len(harness.plans) / 10

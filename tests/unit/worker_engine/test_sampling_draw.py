@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -88,6 +89,18 @@ def reference_draw(row: np.ndarray, request: DrawRows, i: int) -> int:
     return ids[int(np.argmax(np.log(probabilities) - np.log(noise)))]
 
 
+@cache
+def filtered(
+    temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[np.ndarray, DrawRows, list[int]]:
+    """24 rows, what is asked of them and the reference's ids: the same for every drawer."""
+    logits = (np.random.default_rng(7).standard_normal((24, VOCAB)) * 3).astype(np.float32)
+    request = wanted(
+        logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=range(24), position=3
+    )
+    return logits, request, [reference_draw(logits[i], request, i) for i in range(24)]
+
+
 @pytest.mark.parametrize("name", DRAWERS)
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p", "min_p"),
@@ -96,11 +109,8 @@ def reference_draw(row: np.ndarray, request: DrawRows, i: int) -> int:
 def test_every_combination_of_filters(
     name: str, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
-    logits = (np.random.default_rng(7).standard_normal((24, VOCAB)) * 3).astype(np.float32)
-    request = wanted(
-        logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=range(24), position=3
-    )
-    assert draw(name, logits, request).tolist() == [reference_draw(logits[i], request, i) for i in range(24)]
+    logits, request, ids = filtered(temperature, top_k, top_p, min_p)
+    assert draw(name, logits, request).tolist() == ids
 
 
 @pytest.mark.parametrize("name", DRAWERS)
