@@ -119,7 +119,7 @@ def test_attention_that_leaves_keys_out_is_told_how_many(checkpoint: Path) -> No
     model = load(checkpoint, attention="sparse", attention_options={"keep": "0.5", "least": "64"})
     (chosen,) = (s for s in model.runtime.selections if s.subject == "attention")
     assert chosen.chosen == "sparse"
-    assert re.search("asked for; .* 0.5 of the blocks, no less than 64 tokens", chosen.reason)
+    assert re.search("asked for; .* 0.5 of their weight, as guessed, no less than 64 tokens", chosen.reason)
     for options, said in (
         ({"attention": "sparse", "attention_options": {"keep": "2"}}, "keep is '2', wanted is a share"),
         ({"attention": "cpu", "attention_options": {"keep": "1"}}, "attention 'cpu' takes no options"),
