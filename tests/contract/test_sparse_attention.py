@@ -111,7 +111,7 @@ class Rows:
             left_out = merits.sum() - merits[order].cumsum(0)
             count = int((left_out > group * (1 - CHOICE.keep) * (1 + slack)).sum()) + 1
             order = torch.cat((torch.tensor([0, own - 1, own]), order[: max(count, 2)]))
-            taken = order.unique()
+            taken = sorted(set(order.tolist()))
             seen = torch.cat([torch.arange(b * SIZE, min(b * SIZE + SIZE, position + 1)) for b in taken])
             for head in range(kv * group, kv * group + group):
                 scores = keys[seen, kv] @ self.q[position, head].double() * self.layer.scale
