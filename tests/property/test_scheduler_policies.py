@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hundredfold_scheduler.core.limits import WorkerLimits
-from hundredfold_scheduler.core.pacing import PromptShare, StartPace, WithinTime
+from hundredfold_scheduler.core.pacing import StartPace, WithinTime
 from hundredfold_scheduler.core.policy import (
     CheapestOfLowestPriority,
     FirstComeFirstServed,
     LatestOfLowestPriority,
     StrictPriority,
 )
-from hundredfold_scheduler.core.scheduler import Scheduler, SchedulerConfig
 from support.fake_worker import Script, expected_output
 from support.scheduler_harness import Harness, Received
 from support.whole_budget import WholeBudget
@@ -27,26 +26,7 @@ VOCAB = 50
 
 @dataclass
 class PolicyHarness(Harness):
-    """The harness with all policies to choose, and a worker that says how long its steps took."""
-
-    share: PromptShare = field(default_factory=WholeBudget)
-    pace: StartPace = field(default_factory=StartPace)
-
-    def start_scheduler(self) -> None:
-        """A new scheduler, as ``Harness`` has it, with these policies."""
-        self.config = SchedulerConfig(
-            self.queue,
-            self.plans_in_flight,
-            self.max_unread_bytes,
-            order=self.order,
-            victims=self.victims,
-            share=self.share,
-            pace=self.pace,
-        )
-        self.scheduler = Scheduler(self.config, self.observer, seed=b"test" * 8)
-        self.replica = self.scheduler.attach("replica", lambda: None, self.now)
-        self.results.clear()
-        self.start_worker()
+    """The harness with a worker that says how long its steps took."""
 
     def take_result(self) -> bool:
         """Put a time on the step first: 5 ms and 1 ms per row."""

@@ -19,8 +19,11 @@ from hundredfold_scheduler.core.beam_search import BeamTerms
 from hundredfold_scheduler.core.failures import Code
 from hundredfold_scheduler.core.integrity import check_all
 from hundredfold_scheduler.core.limits import WorkerLimits
+from hundredfold_scheduler.core.pacing import BesideDecodes, WithinTime
 from hundredfold_scheduler.core.state import Totals
 from hundredfold_scheduler.core.step import EndReason
+from hundredfold_scheduler.core.step_cost import Work
+from hundredfold_scheduler.core.worker import Worker
 from support.fake_worker import EOS, Script, expected_beams, expected_output
 from support.scheduler_harness import Harness, Received
 
@@ -54,6 +57,8 @@ class TimedHarness(Harness):
     """When each step in flight is over."""
     beside: int = 0
     """Plans made while a step ran, at the moment that the scheduler had asked for."""
+    apart: int = 0
+    """Plans of prompts that left the decodes to the next one."""
 
     def start_scheduler(self) -> None:
         """What was in flight is lost."""
@@ -68,6 +73,7 @@ class TimedHarness(Harness):
     def plan_ahead(self) -> bool:
         """Each step begins when it is planned and the one before is over."""
         planned = super().plan_ahead()
+        self.apart += planned and 0 < self.seats.prompts_first == self.seats.planned
         while len(self.ends) < len(self.results):
             result = self.results[len(self.ends)]
             took = self.rng.choice([0.02, 0.05]) + 0.001 * sum(result.num_computed_tokens)
@@ -311,12 +317,24 @@ def test_lives_of_beams() -> None:
     assert put_aside >= 3
 
 
+class PromptsFirst(WithinTime):
+    """Wherever they may be."""
+
+    def prompts_first(self, worker: Worker, decodes: Work) -> bool:
+        """See ``PromptShare``."""
+        return decodes.rows > 0
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_lives_of_long_steps(seed: int) -> None:
     """Steps of tens of milliseconds, shorter and longer than thought: requests come, leave and die between a
-    step's plan and the next one's.
+    step's plan and the next one's. In every other life prompts come before decodes where they may.
     """
-    life = Life(seed, 2, 60)
-    life.harness = harness = TimedHarness(life.limits, 2, rng=random.Random(seed))
+    share = PromptsFirst(0.2) if seed % 2 else BesideDecodes()
+    life = Life(seed, 2, 100, share_of_beams=0.0 if seed % 2 else 0.2)
+    if seed % 2:  # seats that are not all taken
+        life.limits = replace(life.limits, max_num_seqs=24, num_blocks=64)
+    life.harness = harness = TimedHarness(life.limits, 2, share=share, rng=random.Random(seed))
     life.run()
     assert harness.beside > len(harness.plans) / 10
+    assert harness.apart or seed % 2 == 0

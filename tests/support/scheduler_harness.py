@@ -13,7 +13,7 @@ from hundredfold_scheduler.core.integrity import check_all, check_sums
 from hundredfold_scheduler.core.limits import WorkerLimits
 from hundredfold_scheduler.core.observer import Observer
 from hundredfold_scheduler.core.outbox import FinishedChoice
-from hundredfold_scheduler.core.pacing import StartPace
+from hundredfold_scheduler.core.pacing import BesideDecodes, PromptShare, StartPace
 from hundredfold_scheduler.core.policy import (
     AdmissionOrder,
     LatestOfLowestPriority,
@@ -79,6 +79,7 @@ class Harness:
     observer: Observer | None = None
     check_every_step: bool = True
     now: float = 1000.0
+    share: PromptShare = field(default_factory=BesideDecodes)
     pace: StartPace = field(default_factory=StartPace)
 
     def __post_init__(self) -> None:
@@ -98,6 +99,7 @@ class Harness:
             self.max_unread_bytes,
             order=self.order,
             victims=self.victims,
+            share=self.share,
             pace=self.pace,
         )
         self.scheduler = Scheduler(config, self.observer, seed=b"test" * 8)

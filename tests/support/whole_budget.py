@@ -13,3 +13,7 @@ class WholeBudget:
     def budget(self, worker: Worker, decodes: Work, num_waiting: int, num_owners: int) -> Budget:
         """See ``PromptShare``."""
         return Budget(worker.limits.max_num_batched_tokens - decodes.rows)
+
+    def prompts_first(self, worker: Worker, decodes: Work) -> bool:
+        """See ``PromptShare``."""
+        return False

@@ -19,6 +19,9 @@ class PromptShare(Protocol):
         for something lately; at most what the worker's limits leave, at least a token where they leave any.
         """
 
+    def prompts_first(self, worker: Worker, decodes: Work) -> bool:
+        """Whether prompts that come to their end get a step before that of such decodes, not with them."""
+
 
 LEAST = 0.1
 """Of what decodes take alone, that prompts get where no more is left."""
@@ -35,6 +38,10 @@ class WithinTime:
     def budget(self, worker: Worker, decodes: Work, num_waiting: int, num_owners: int) -> Budget:
         """See ``PromptShare``."""
         return _within(self.target_s, worker, decodes)
+
+    def prompts_first(self, worker: Worker, decodes: Work) -> bool:
+        """Never: who decodes would wait for two steps, each within the time."""
+        return False
 
 
 STRETCH = 2.5
@@ -68,6 +75,12 @@ class BesideDecodes:
             return Budget(worker.limits.max_num_batched_tokens - decodes.rows)
         slack_s = TO_THE_END * alone_s if num_owners < 2 else 0.0
         return _within(self.stretch * alone_s, worker, decodes, slack_s)
+
+    def prompts_first(self, worker: Worker, decodes: Work) -> bool:
+        """Where the decodes' own part of a step is more than what one step more costs: a first token would
+        wait for more than those who decode lose.
+        """
+        return worker.cost.seconds(decodes) > 2 * worker.cost.fixed_s > 0
 
 
 def _within(seconds: float, worker: Worker, decodes: Work, slack: float = 0.0) -> Budget:

@@ -7,7 +7,7 @@ from operator import add
 from hundredfold_scheduler.core.beam_group import PlannedBranch
 from hundredfold_scheduler.core.budget import PLENTY, Budget
 from hundredfold_scheduler.core.newcomers import Newcomers, Terms
-from hundredfold_scheduler.core.pacing import PromptShare, StartPace
+from hundredfold_scheduler.core.pacing import LEAST, PromptShare, StartPace
 from hundredfold_scheduler.core.preemption import Preemption
 from hundredfold_scheduler.core.request import Sequence, Status
 from hundredfold_scheduler.core.state import State
@@ -50,18 +50,21 @@ class Planner:
 
     def plan(self, worker: Worker, now: float) -> StepPlan | None:
         """A worker's next step, or ``None`` when nothing can be done before a result or a request comes."""
-        self._step = worker.planned + 1
-        self._rows, self._num_tokens, self._num_samples, self._num_drafts = [], [], [], []
-        self._grown, self._new = [], []
-        self._branches, self._restarted = [], []
-        self._short_of_memory = False
+        self._begin(worker)
+        if worker.backlog or len(self._state.waiting):
+            self._plan_prompts_first(worker, now)
+            if self._rows:
+                return self._write_down(worker, 0, now)
+            self._begin(worker)
         if worker.beams:
             self._plan_beams(worker)
         prefills = self._plan_decodes(worker)
         num_decodes = len(self._rows)
         starts = self._may_start(worker, num_decodes, now)
         may_draft = 0 < num_decodes <= worker.limits.max_draft_rows
-        self._budget = self._budget_of(worker) if prefills or starts or may_draft else Budget(0)
+        self._budget = Budget(0)
+        if prefills or starts or may_draft:
+            self._budget = self._budget_of(worker, Work(num_decodes, self._context))
         self._plan_prefills(prefills, starts, worker)
         if self._short_of_memory:
             self._drop_victims()
@@ -72,17 +75,56 @@ class Planner:
             self._give_back(num_decodes, worker)
             if may_draft:
                 self._plan_drafts(num_decodes, worker)
-        under_way = [sequence for sequence in (*prefills, *self._new) if sequence.status is _RUNNING]
-        worker.backlog = sum(max(0, self._left(sequence)) for sequence in under_way)
+        self._count_backlog(prefills, worker)
         told = self._rows or self._branches or self._restarted
         if not told and (worker.in_flight or not worker.slots.any_to_release):
             return None
         return self._write_down(worker, num_decodes, now)
 
-    def _budget_of(self, worker: Worker) -> Budget:
-        """What the step may have beside the decodes that are planned."""
-        decodes = Work(len(self._rows), self._context)
-        return self._share.budget(worker, decodes, len(self._state.waiting), self._newcomers.num_owners)
+    def _begin(self, worker: Worker) -> None:
+        self._step = worker.planned + 1
+        self._rows, self._num_tokens, self._num_samples, self._num_drafts = [], [], [], []
+        self._grown, self._new = [], []
+        self._branches, self._restarted = [], []
+        self._short_of_memory = False
+
+    def _plan_prompts_first(self, worker: Worker, now: float) -> None:
+        """Plan prompts alone where they come to their end by it: first tokens do not wait for the decodes.
+        These are in the next step; together, prompts may take what would be a whole step's time. Not twice in
+        a row, and not where somebody waits for a seat or could miss a block.
+        """
+        num_waiting, cache = len(self._state.waiting), worker.cache
+        can_wait = worker.prompts_first < worker.planned and not worker.beams
+        has_room = num_waiting <= worker.slots.num_free and cache.pool.num_available >= len(worker.running)
+        if not (can_wait and has_room):
+            return
+        prefills, decodes = worker.stands()
+        starts = self._may_start(worker, decodes.rows, now)
+        if not (prefills or starts) or not self._share.prompts_first(worker, decodes):
+            return
+        self._budget = self._budget_of(worker, decodes)
+        has_share = self._budget.seconds < PLENTY
+        self._budget.seconds += worker.cost.seconds(decodes)
+        wanted = ((sequence.reserved, self._left(sequence)) for sequence in prefills)
+        if not (has_share and self._budget.covers(wanted)):
+            return
+        self._plan_prefills(prefills, starts, worker)
+        if starts:
+            self._admit(prefills, worker, now)
+        if self._rows:
+            worker.prompts_first, worker.prompts_left_s = self._step, self._budget.seconds
+            self._count_backlog(prefills, worker)
+
+    def _count_backlog(self, prefills: list[Sequence], worker: Worker) -> None:
+        under_way = [sequence for sequence in (*prefills, *self._new) if sequence.status is _RUNNING]
+        worker.backlog = sum(max(0, self._left(sequence)) for sequence in under_way)
+
+    def _budget_of(self, worker: Worker, decodes: Work) -> Budget:
+        """What a step may have beside such decodes."""
+        budget = self._share.budget(worker, decodes, len(self._state.waiting), self._newcomers.num_owners)
+        if worker.prompts_first == worker.planned and budget.seconds < PLENTY:
+            budget.seconds = max(worker.prompts_left_s, LEAST * worker.cost.seconds(decodes))
+        return budget
 
     def _may_start(self, worker: Worker, num_decodes: int, now: float) -> bool:
         waiting = self._state.waiting

@@ -111,6 +111,11 @@ class StepCost:
         return Prices(parts[_TOKEN] / _UNITS[_TOKEN], parts[_PAIR] / _UNITS[_PAIR])
 
     @property
+    def fixed_s(self) -> float:
+        """What any step takes, in seconds; 0 before one was measured."""
+        return self._parts()[_FIXED]
+
+    @property
     def most_tokens(self) -> int:
         """That a step should have, going by what was tried."""
         return max(FIRST_TOKENS, 2 * self._most_tokens)

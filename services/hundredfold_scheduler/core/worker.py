@@ -117,6 +117,10 @@ class Worker:
     """Part of a step before whose end the next is planned."""
     last_start: int = 0
     """Number of the last plan with newcomers."""
+    prompts_first: int = 0
+    """Number of the last plan of prompts alone that left the decodes to the next one."""
+    prompts_left_s: float = 0.0
+    """Of what prompts may take in that one and the next one together, what they left."""
     gathers_since: float | None = None
     """Since when it is idle with requests waiting, to begin with more of them."""
 
@@ -139,6 +143,15 @@ class Worker:
     def will_take(self, work: Work) -> float:
         """What a step with such work is thought to take, if that is worth to know."""
         return self.cost.seconds(work) if self.last_step_s >= LONG_STEP_S else 0.0
+
+    def stands(self) -> tuple[list[Sequence], Work]:
+        """Prompts under way, and what a step of all others that run would compute."""
+        going = [one for one in self.running.values() if one.reserved < one.last_needed]
+        prefills = [one for one in going if one.known - one.reserved != 1]
+        read = [one.known for one in going if one.known - one.reserved == 1]
+        if (window := self.limits.sliding_window) is not None:
+            read = [min(known, window) for known in read]
+        return prefills, Work(len(read), sum(read))
 
     @property
     def takes_new(self) -> bool:

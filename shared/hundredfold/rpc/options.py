@@ -7,6 +7,7 @@ MAX_METADATA_BYTES = 16 * 1024
 
 _KEEPALIVE_MS = 30_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
+_UNTAKEN_S = 3600
 
 Options = list[tuple[str, int | str]]
 """As ``grpc.aio.server`` and ``grpc.aio.insecure_channel`` take them."""
@@ -26,6 +27,9 @@ def server_options(max_message_bytes: int) -> Options:
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_permit_without_calls", 1),
+        # An event loop takes one call a turn: on a crowded machine the last of hundreds waits for longer than
+        # the 30 s after which gRPC cancels it without a word. Our own bounds refuse what is too much.
+        ("grpc.server_max_unrequested_time_in_server", _UNTAKEN_S),
     ]
 
 
