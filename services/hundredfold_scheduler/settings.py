@@ -72,7 +72,8 @@ class SchedulerSettings(ServiceSettings):
     """Milliseconds that a step may take: prompts get as much of it as the decodes leave, by what the worker's
     steps took before, and a tenth of what these take where they leave less; a good value is twice what a step
     of decodes takes at full load. When unset, 2.5 times what the decodes of the step take alone, as long as
-    most requests decode or several tenants are there; else prompts get all of max_num_batched_tokens.
+    most requests decode or several tenants are there; else prompts get all of max_num_batched_tokens. Prompts
+    that end by it then have such a step before that of the decodes.
     """
 
     max_plans_in_flight: Annotated[int, Field(ge=1, le=MAX_PLANS_IN_FLIGHT)] = MAX_PLANS_IN_FLIGHT

@@ -19,7 +19,7 @@ from hundredfold_scheduler.core.beam_search import BeamTerms
 from hundredfold_scheduler.core.failures import Code
 from hundredfold_scheduler.core.integrity import check_all
 from hundredfold_scheduler.core.limits import WorkerLimits
-from hundredfold_scheduler.core.pacing import BesideDecodes, WithinTime
+from hundredfold_scheduler.core.pacing import BesideDecodes, StartPace, WithinTime
 from hundredfold_scheduler.core.state import Totals
 from hundredfold_scheduler.core.step import EndReason
 from hundredfold_scheduler.core.step_cost import Work
@@ -74,6 +74,8 @@ class TimedHarness(Harness):
         """Each step begins when it is planned and the one before is over."""
         planned = super().plan_ahead()
         self.apart += planned and 0 < self.seats.prompts_first == self.seats.planned
+        for step in self.seats.in_flight:
+            assert step.work.rows or not step.work.context
         while len(self.ends) < len(self.results):
             result = self.results[len(self.ends)]
             took = self.rng.choice([0.02, 0.05]) + 0.001 * sum(result.num_computed_tokens)
@@ -94,6 +96,7 @@ class TimedHarness(Harness):
             self.beside += self.plan_ahead() and len(self.ends) > 1
         else:
             self.now += 1
+        self.read()
         return planned or asked is not None
 
 
@@ -325,16 +328,19 @@ class PromptsFirst(WithinTime):
         return decodes.rows > 0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(8))
 def test_lives_of_long_steps(seed: int) -> None:
     """Steps of tens of milliseconds, shorter and longer than thought: requests come, leave and die between a
-    step's plan and the next one's. In every other life prompts come before decodes where they may.
+    step's plan and the next one's. In every other life prompts come before decodes where they may, and idle
+    workers wait for company in some.
     """
     share = PromptsFirst(0.2) if seed % 2 else BesideDecodes()
     life = Life(seed, 2, 100, share_of_beams=0.0 if seed % 2 else 0.2)
     if seed % 2:  # seats that are not all taken
-        life.limits = replace(life.limits, max_num_seqs=24, num_blocks=64)
-    life.harness = harness = TimedHarness(life.limits, 2, share=share, rng=random.Random(seed))
+        limits = {"max_num_seqs": 24, "num_blocks": [64, 24][seed % 4 // 2], "max_num_batched_tokens": 64}
+        life.limits = replace(life.limits, **limits)
+    pace = StartPace(0.3 if seed > 3 else 0.0)
+    life.harness = harness = TimedHarness(life.limits, 2, share=share, pace=pace, rng=random.Random(seed))
     life.run()
     assert harness.beside > len(harness.plans) / 10
     assert harness.apart or seed % 2 == 0

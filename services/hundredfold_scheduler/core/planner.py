@@ -11,7 +11,7 @@ from hundredfold_scheduler.core.pacing import LEAST, PromptShare, StartPace
 from hundredfold_scheduler.core.preemption import Preemption
 from hundredfold_scheduler.core.request import Sequence, Status
 from hundredfold_scheduler.core.state import State
-from hundredfold_scheduler.core.step import NewSequence, StepPlan
+from hundredfold_scheduler.core.step import StepPlan
 from hundredfold_scheduler.core.step_cost import Work, pairs_of
 from hundredfold_scheduler.core.worker import InFlight, Worker
 
@@ -51,26 +51,29 @@ class Planner:
     def plan(self, worker: Worker, now: float) -> StepPlan | None:
         """A worker's next step, or ``None`` when nothing can be done before a result or a request comes."""
         self._begin(worker)
-        if worker.backlog or len(self._state.waiting):
-            self._plan_prompts_first(worker, now)
-            if self._rows:
-                return self._write_down(worker, 0, now)
-            self._begin(worker)
         if worker.beams:
             self._plan_beams(worker)
-        prefills = self._plan_decodes(worker)
-        num_decodes = len(self._rows)
-        starts = self._may_start(worker, num_decodes, now)
+        may_be_apart = worker.may_leave_decodes(len(self._state.waiting))
+        if may_be_apart:
+            prefills, decodes = worker.stands()
+        else:
+            prefills, decodes = self._plan_decodes(worker)
+        starts = self._may_start(worker, decodes.rows, now)
+        if may_be_apart:
+            if self._plan_apart(prefills, decodes, starts, worker, now):
+                return self._write_down(worker, 0, now)
+            prefills, decodes = self._plan_decodes(worker)
+        num_decodes = decodes.rows
         may_draft = 0 < num_decodes <= worker.limits.max_draft_rows
         self._budget = Budget(0)
         if prefills or starts or may_draft:
-            self._budget = self._budget_of(worker, Work(num_decodes, self._context))
+            self._budget = self._budget_of(worker, decodes)
         self._plan_prefills(prefills, starts, worker)
         if self._short_of_memory:
             self._drop_victims()
             num_decodes = sum(count == 1 for count in self._num_tokens)
         if starts:
-            self._admit(prefills, worker, now)
+            self._admit(self._longest_beside(prefills, worker), worker, now)
         if not self._short_of_memory:
             self._give_back(num_decodes, worker)
             if may_draft:
@@ -84,36 +87,35 @@ class Planner:
     def _begin(self, worker: Worker) -> None:
         self._step = worker.planned + 1
         self._rows, self._num_tokens, self._num_samples, self._num_drafts = [], [], [], []
+        self._context = 0
         self._grown, self._new = [], []
         self._branches, self._restarted = [], []
         self._short_of_memory = False
 
-    def _plan_prompts_first(self, worker: Worker, now: float) -> None:
-        """Plan prompts alone where they come to their end by it: first tokens do not wait for the decodes.
-        These are in the next step; together, prompts may take what would be a whole step's time. Not twice in
-        a row, and not where somebody waits for a seat or could miss a block.
+    def _plan_apart(
+        self, prefills: list[Sequence], decodes: Work, starts: bool, worker: Worker, now: float
+    ) -> bool:
+        """Plan prompts alone that come to their end by it: their first tokens do not wait for the decodes.
+        They may take a whole step's time; prompts of the next one get what is left of it. False when there
+        are none.
         """
-        num_waiting, cache = len(self._state.waiting), worker.cache
-        can_wait = worker.prompts_first < worker.planned and not worker.beams
-        has_room = num_waiting <= worker.slots.num_free and cache.pool.num_available >= len(worker.running)
-        if not (can_wait and has_room):
-            return
-        prefills, decodes = worker.stands()
-        starts = self._may_start(worker, decodes.rows, now)
         if not (prefills or starts) or not self._share.prompts_first(worker, decodes):
-            return
+            return False
         self._budget = self._budget_of(worker, decodes)
         has_share = self._budget.seconds < PLENTY
         self._budget.seconds += worker.cost.seconds(decodes)
         wanted = ((sequence.reserved, self._left(sequence)) for sequence in prefills)
         if not (has_share and self._budget.covers(wanted)):
-            return
+            return False
         self._plan_prefills(prefills, starts, worker)
+        if self._short_of_memory:
+            self._drop_victims()
         if starts:
-            self._admit(prefills, worker, now)
+            self._admit(self._budget.most(0), worker, now)
         if self._rows:
             worker.prompts_first, worker.prompts_left_s = self._step, self._budget.seconds
             self._count_backlog(prefills, worker)
+        return bool(self._rows)
 
     def _count_backlog(self, prefills: list[Sequence], worker: Worker) -> None:
         under_way = [sequence for sequence in (*prefills, *self._new) if sequence.status is _RUNNING]
@@ -123,7 +125,8 @@ class Planner:
         """What a step may have beside such decodes."""
         budget = self._share.budget(worker, decodes, len(self._state.waiting), self._newcomers.num_owners)
         if worker.prompts_first == worker.planned and budget.seconds < PLENTY:
-            budget.seconds = max(worker.prompts_left_s, LEAST * worker.cost.seconds(decodes))
+            left_s = min(worker.prompts_left_s, budget.seconds)
+            budget.seconds = max(left_s, LEAST * worker.cost.seconds(decodes))
         return budget
 
     def _may_start(self, worker: Worker, num_decodes: int, now: float) -> bool:
@@ -152,8 +155,9 @@ class Planner:
             self._preemption.preempt(victim, worker)
         return True
 
-    def _plan_decodes(self, worker: Worker) -> list[Sequence]:
-        """Plan every running sequence that has one token to compute; returns those that have more.
+    def _plan_decodes(self, worker: Worker) -> tuple[list[Sequence], Work]:
+        """Plan every running sequence that has one token to compute; returns those that have more, and what
+        the planned ones come to.
 
         The loop that costs most: it runs for every sequence in every step.
         """
@@ -177,7 +181,7 @@ class Planner:
         self._rows, self._context = rows, context
         self._num_tokens = [1] * len(rows)
         self._num_samples = [1] * len(rows)
-        return prefills
+        return prefills, Work(len(rows), context)
 
     def _plan_prefills(self, prefills: list[Sequence], starts: bool, worker: Worker) -> None:
         """Plan the prompts under way. Where they want more than there is, the first one gets a quarter of it,
@@ -261,13 +265,17 @@ class Planner:
         self._restarted = [sequence for sequence in self._restarted if sequence.status is _RUNNING]
         self._branches = [planned for planned in self._branches if planned.sequence.status is _RUNNING]
 
-    def _admit(self, prefills: list[Sequence], worker: Worker, now: float) -> None:
-        """Seat waiting sequences in their order while seats, budget and memory last. Beside prompts under way
-        only such as are done in this step, or at most half as long as what is left of any of them.
+    def _longest_beside(self, prefills: list[Sequence], worker: Worker) -> int:
+        """Tokens of a newcomer at most: beside prompts under way only such start as are done in this step, or
+        are at most half as long as what is left of any of them.
         """
         under_way = [self._left(sequence) for sequence in prefills if sequence.status is _RUNNING]
         shortest = min((left for left in under_way if left > 0), default=2 * worker.limits.max_model_len)
-        terms = Terms(self._budget, max(self._budget.most(0), shortest // 2), self._short_of_memory)
+        return max(self._budget.most(0), shortest // 2)
+
+    def _admit(self, longest: int, worker: Worker, now: float) -> None:
+        """Seat waiting sequences in their order while seats, budget and memory last."""
+        terms = Terms(self._budget, longest, self._short_of_memory)
         for sequence, chunk in self._newcomers.seat(worker, terms, now):
             self._new.append(sequence)
             self._add_row(sequence, chunk)
@@ -330,7 +338,7 @@ class Planner:
         plan = StepPlan(
             self._step,
             released_slots=worker.slots.take_released(),
-            new_sequences=[_introduce(sequence) for sequence in (*self._restarted, *self._new)],
+            new_sequences=[sequence.introduce() for sequence in (*self._restarted, *self._new)],
             slots=[sequence.slot for sequence in self._rows],
             num_tokens=self._num_tokens,
         )
@@ -375,24 +383,3 @@ class Planner:
             tokens += count
             pairs += pairs_of(count, min(sequence.reserved - count, window))
         return Work(num_decodes, self._context, tokens, pairs)
-
-
-def _introduce(sequence: Sequence) -> NewSequence:
-    """A sequence that was admitted in this plan, as the worker meets it."""
-    submission, beams = sequence.request.submission, sequence.beams
-    sequence.told_blocks = len(sequence.blocks)
-    sequence.introduced = True
-    return NewSequence(
-        slot=sequence.slot,
-        sequence_id=sequence.number,
-        prompt=sequence.tokens[: sequence.prompt_len],
-        output=sequence.tokens[sequence.prompt_len :],
-        block_ids=list(sequence.blocks),
-        num_computed_tokens=sequence.computed,
-        max_tokens=sequence.max_tokens,
-        params=submission.params,
-        prompt_is_scored=sequence.scored_to >= sequence.prompt_len,
-        choice_index=sequence.choice_index,
-        traceparent=sequence.request.traceparent,
-        num_candidates=0 if beams is None else beams.search.num_candidates,
-    )

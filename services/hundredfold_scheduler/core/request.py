@@ -12,7 +12,7 @@ from hundredfold_scheduler.core.beam_group import BeamGroup
 from hundredfold_scheduler.core.beam_search import BeamTerms
 from hundredfold_scheduler.core.lazy_heap import Entry
 from hundredfold_scheduler.core.outbox import Account, Outbox
-from hundredfold_scheduler.core.step import EndReason
+from hundredfold_scheduler.core.step import EndReason, NewSequence
 
 if TYPE_CHECKING:
     from hundredfold_scheduler.core.block_hash import BlockHasher
@@ -301,6 +301,25 @@ class Sequence:
         self.tokens.append(token_id)
         self.total += 1
         self.known = self.last_needed = self.total
+
+    def introduce(self) -> NewSequence:
+        """As the worker meets it in the plan that seats it; from here on its blocks are told."""
+        self.told_blocks = len(self.blocks)
+        self.introduced = True
+        return NewSequence(
+            slot=self.slot,
+            sequence_id=self.number,
+            prompt=self.tokens[: self.prompt_len],
+            output=self.tokens[self.prompt_len :],
+            block_ids=list(self.blocks),
+            num_computed_tokens=self.computed,
+            max_tokens=self.max_tokens,
+            params=self.request.submission.params,
+            prompt_is_scored=self.scored_to >= self.prompt_len,
+            choice_index=self.choice_index,
+            traceparent=self.request.traceparent,
+            num_candidates=0 if self.beams is None else self.beams.search.num_candidates,
+        )
 
     def taken(self, now: float) -> Account:
         """What it took until now."""

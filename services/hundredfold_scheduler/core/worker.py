@@ -144,6 +144,18 @@ class Worker:
         """What a step with such work is thought to take, if that is worth to know."""
         return self.cost.seconds(work) if self.last_step_s >= LONG_STEP_S else 0.0
 
+    def may_leave_decodes(self, num_waiting: int) -> bool:
+        """Whether prompts, with so many waiting, may have the next step, and decodes the one after it: not
+        twice in a row, and not where somebody waits for a seat or decodes could miss a block then.
+        """
+        return (
+            (self.backlog > 0 or num_waiting > 0)
+            and self.prompts_first < self.planned
+            and not self.beams
+            and num_waiting <= self.slots.num_free
+            and self.cache.num_unpromised >= len(self.running)
+        )
+
     def stands(self) -> tuple[list[Sequence], Work]:
         """Prompts under way, and what a step of all others that run would compute."""
         going = [one for one in self.running.values() if one.reserved < one.last_needed]

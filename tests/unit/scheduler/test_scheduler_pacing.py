@@ -20,14 +20,16 @@ def batch_sizes(simulation: Simulation) -> list[int]:
 
 
 @pytest.mark.parametrize(("timeout_ms", "first"), [(0, 1), (50, 6)])
-def test_an_idle_worker_gathers_its_first_batch(timeout_ms: int, first: int) -> None:
+def test_an_idle_worker_gathers_a_batch(timeout_ms: int, first: int) -> None:
     """Six requests within 40 ms: they start one by one, or together after 50 ms."""
     simulation = Simulation(SchedulerConfig(UNBOUNDED, pace=StartPace(timeout_ms / 1e3)))
     for i in range(6):
         simulation.at(1.0 + 0.008 * i, lambda: simulation.submit(20, 4))
-    simulation.run()
+        simulation.at(9.0 + 0.008 * i, lambda: simulation.submit(20, 4))
+    simulation.run(60.0)
     assert batch_sizes(simulation)[0] == first
-    assert simulation.lives[0].started == pytest.approx(1.0 + timeout_ms / 1e3)
+    for number, at in ((0, 1.0), (6, 9.0)):  # again when it is idle again
+        assert simulation.lives[number].started == pytest.approx(at + timeout_ms / 1e3)
     assert all(life.ended for life in simulation.lives.values())
 
 
@@ -247,6 +249,18 @@ def test_a_short_prompt_gets_a_step_before_that_of_many_decodes() -> None:
 def test_otherwise_prompts_share_their_steps(decodes: int, share: PromptShare) -> None:
     """A step more costs more than 8 decodes, which the first prompts tell; two steps take longer than one."""
     assert all(have_decodes(beside_decodes(decodes, share))[2:])
+
+
+def test_a_prompt_that_does_not_end_by_it_gets_no_step_of_its_own() -> None:
+    """Of 4,000 tokens: every step of it has all decodes, but perhaps that of its end."""
+    simulation = Simulation(cost=SMALL_MODEL)
+    for _ in range(32):
+        simulation.at(0.0, lambda: simulation.submit(64, 300))
+    simulation.at(6.0, lambda: simulation.submit(4000, 8))
+    simulation.run()
+    plans = [plan.num_tokens for start, _, plan in simulation.steps if start > 3.0]
+    without = [i for i, counts in enumerate(plans) if counts and 1 not in counts]
+    assert without in ([], [max(i for i, counts in enumerate(plans) if max(counts, default=0) > 1)])
 
 
 def test_while_somebody_waits_for_a_seat_steps_are_of_all() -> None:
