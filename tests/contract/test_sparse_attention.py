@@ -153,7 +153,7 @@ def sketches(rows: Rows) -> tuple[Tensor, Tensor]:
 
 SHAPES = [
     LAYER,
-    replace(LAYER, softcap=4.0),
+    replace(LAYER, softcap=0.5),
     AttentionSpec(num_heads=3, num_kv_heads=3, head_dim=64, scale=0.2),
     AttentionSpec(num_heads=7, num_kv_heads=1, head_dim=136, scale=0.1, sinks=torch.linspace(0, 4, 7)),
 ]

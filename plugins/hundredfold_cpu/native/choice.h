@@ -85,11 +85,12 @@ static inline Vec raise_two(const Vec& x) {
   return raise(p, n);
 }
 
-// Of a row's scores with `blocks` blocks: the largest of all, in powers of two, and the sum of each one's weights against
-// it, which is NaN where a score is. With a `softcap` scores are in powers of e.
-static inline void weigh(float* scores, int64_t blocks, int64_t size, double softcap, float* most, float* sums) {
+// Of a row's scores with `blocks` blocks, of which `keys` are there: the largest of all, in powers of two, and the sum of
+// each block's weights against it, which is NaN where a score is. With a `softcap` scores are in powers of e.
+static inline void weigh(float* scores, int64_t keys, int64_t blocks, int64_t size, double softcap, float* most, float* sums) {
   if (softcap != 0)
     for (int64_t i = 0; i < blocks * size; i += LANES) store(scores + i, mul(cap(load(scores + i), softcap), broadcast(LOG2_E)));
+  for (int64_t key = keys; key < blocks * size; ++key) scores[key] = -__builtin_inff();
   Vec top = broadcast(-__builtin_inff());
   for (int64_t i = 0; i < blocks * size; i += LANES) top = max(load(scores + i), top);
   const float one = largest(top);
@@ -163,11 +164,10 @@ static inline int64_t choose_blocks(const Choice& choice, const Sketches& sketch
       const int64_t ahead = begin + i + AHEAD;
       guess_block(sketches, table[begin + i], table[ahead < blocks ? ahead : own], head, room, room.scores + i * size);
     }
-    for (int64_t row = 0; row < room.rows; ++row) {
-      float* scores = room.scores + row * room.stretch;
-      for (int64_t key = position + 1 - begin * size; key < some * size; ++key) scores[key] = -__builtin_inff();  // not there yet
-      weigh(scores, some, size, softcap, room.most + row * room.stride + begin, room.sums + row * room.stride + begin);
-    }
+    const int64_t keys = position + 1 - begin * size;  // the last block has some that are not there yet
+    for (int64_t row = 0; row < room.rows; ++row)
+      weigh(room.scores + row * room.stretch, keys, some, size, softcap, room.most + row * room.stride + begin,
+            room.sums + row * room.stride + begin);
   }
   for (int64_t i = 0; i < room.stride; i += LANES) store(room.merits + i, zero());
   for (int64_t row = 0; row < room.rows; ++row)
