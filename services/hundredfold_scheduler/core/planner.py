@@ -70,8 +70,7 @@ class Planner:
             self._budget = self._budget_of(worker, decodes)
         self._plan_prefills(prefills, starts, worker)
         if self._short_of_memory:
-            self._drop_victims()
-            num_decodes = sum(count == 1 for count in self._num_tokens)
+            num_decodes = self._drop_victims(num_decodes)
         if starts:
             self._admit(self._longest_beside(prefills, worker), worker, now)
         if not self._short_of_memory:
@@ -109,7 +108,7 @@ class Planner:
             return False
         self._plan_prefills(prefills, starts, worker)
         if self._short_of_memory:
-            self._drop_victims()
+            self._drop_victims(0)
         if starts:
             self._admit(self._budget.most(0), worker, now)
         if self._rows:
@@ -255,8 +254,10 @@ class Planner:
             self._grown.append(sequence)
         return True
 
-    def _drop_victims(self) -> None:
-        """A row that was planned early may have given way to a later one."""
+    def _drop_victims(self, num_decodes: int) -> int:
+        """A row that was planned early may have given way to a later one. Returned is how many of the first
+        rows, which decode, are left.
+        """
         kept = [row for row, sequence in enumerate(self._rows) if sequence.status is _RUNNING]
         self._rows = [self._rows[row] for row in kept]
         self._num_tokens = [self._num_tokens[row] for row in kept]
@@ -264,6 +265,7 @@ class Planner:
         self._grown = [sequence for sequence in self._grown if sequence.status is _RUNNING]
         self._restarted = [sequence for sequence in self._restarted if sequence.status is _RUNNING]
         self._branches = [planned for planned in self._branches if planned.sequence.status is _RUNNING]
+        return sum(row < num_decodes for row in kept)
 
     def _longest_beside(self, prefills: list[Sequence], worker: Worker) -> int:
         """Tokens of a newcomer at most: beside prompts under way only such start as are done in this step, or

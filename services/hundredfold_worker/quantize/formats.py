@@ -24,7 +24,7 @@ def quantization_config(recipes: Mapping[str, Recipe | None], ends: Ends = _UNTI
 
 def sections_beside(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Files in which older readers look for the section, by name."""
-    return {"quantize_config.json": config} if config["quant_method"] == "gptq" else {}
+    return {"quantize_config.json": config} if config["quant_method"] == Method.GPTQ.value else {}
 
 
 def known_readers(recipes: Mapping[str, Recipe | None], ends: Ends = _UNTIED) -> str:
@@ -92,7 +92,7 @@ def _kind(recipe: Recipe) -> Recipe:
 def _gptq(layers: _Layers) -> dict[str, Any]:
     common = layers.common
     section: dict[str, Any] = {
-        "quant_method": "gptq",
+        "quant_method": common.method.value,
         **_gptq_layer(common),
         "desc_act": common.act_order,
         "checkpoint_format": "gptq",
@@ -118,7 +118,7 @@ def _expression(pattern: str) -> str:
 def _awq(layers: _Layers) -> dict[str, Any]:
     common = layers.common
     section: dict[str, Any] = {
-        "quant_method": "awq",
+        "quant_method": common.method.value,
         "bits": common.bits,
         "group_size": common.group_size,
         "zero_point": not common.symmetric,
