@@ -168,7 +168,8 @@ def test_delays_grow_and_the_budget_ends():
         keep_trying()
     assert 0.08 <= delays[0] <= 0.12
     assert max(delays) <= 2.4
-    assert 8 <= sum(delays) <= 10
+    # The one delay that would have passed the budget was not slept: it is at most 2 s and a fifth.
+    assert 10 - 2.4 <= sum(delays) <= 10
     assert len(delays) < 20
 
 
