@@ -14,8 +14,11 @@ import torch  # noqa: F401 - first, so that the library joins the OpenMP runtime
 
 import hundredfold_cpu
 
-INSTRUCTION_SETS = ("avx512vnni", "avx512", "avx2", "portable")
+INSTRUCTION_SETS = ("avx512amx", "avx512vnni", "avx512", "avx2", "portable")
 """Best first."""
+
+_ADDS_TO = {"avx512amx": "avx512vnni"}
+"""Instruction sets with some kernels only, and whose others they take."""
 
 OVERRIDE = "HUNDREDFOLD_CPU_ISA"
 """Environment variable that names the instruction set to use instead of the best."""
@@ -41,11 +44,16 @@ class Variant:
         ``release`` lets other Python threads run meanwhile; short kernels are better off without, since
         getting the interpreter back from a busy thread costs up to its switch interval.
         """
-        return _function(_library(release), f"hf_{self.isa}_{name}", arguments)
+        return _function(_library(release), self._symbol(name), arguments)
 
     def address(self, name: str) -> int:
         """Where the kernel ``hf_<isa>_<name>`` lies."""
-        return ctypes.cast(_library(True)[f"hf_{self.isa}_{name}"], POINTER).value or 0
+        return ctypes.cast(_library(True)[self._symbol(name)], POINTER).value or 0
+
+    def _symbol(self, name: str) -> str:
+        own = f"hf_{self.isa}_{name}"
+        has_own = self.isa not in _ADDS_TO or hasattr(_library(True), own)
+        return own if has_own else f"hf_{_ADDS_TO[self.isa]}_{name}"
 
 
 def common_function(name: str, *arguments: Any) -> Kernel:

@@ -2,26 +2,15 @@
 //
 // Sums are whole numbers of 32 bits, so neither tiles nor threads nor instruction sets change a bit. Each becomes a
 // float once, times the product of both scales, plus the bias, every step rounded.
-#include <cstdlib>
 #include <cstring>
 
+#include "channel_tile.h"
+#if HF_ISA_NUMBER >= HF_AVX512AMX
+#include "channel_unit.h"
+#endif
 #include "hadamard.h"
-#include "int8_lanes.h"
-#include "vec_math.h"
-#include "weight.h"
+#include "team_panels.h"
 #include "words.h"
-
-// Mirrored by hundredfold_cpu/channel_int8.py.
-struct ChannelWeight {
-  const int8_t* codes;        // [panels][ceil(k / STEP)][16][STEP], zero past n and k
-  const float* scales;        // [panels][16]
-  const int32_t* correction;  // [panels][16]: what sums start at
-  const float* bias;          // [n] or null
-  int64_t n;
-  int64_t k;
-  int64_t block;  // of the rotation; 1 for none
-  float norm;     // 1 / sqrt(block)
-};
 
 namespace HF_ISA {
 
@@ -34,6 +23,19 @@ static inline void read_row(const uint16_t* x, int64_t k, float* out) {
 }
 
 static inline int64_t up(int64_t k, int64_t multiple) { return (k + multiple - 1) / multiple * multiple; }
+
+// Codes and rows that are read at a time: codes past the last column of a row are zero, past the last row anything.
+#if HF_ISA_NUMBER >= HF_AVX512AMX
+constexpr int64_t AT_ONCE = UNIT_BYTES, ROWS_AT_ONCE = 2 * UNIT_ROWS;
+#else
+constexpr int64_t AT_ONCE = LANES, ROWS_AT_ONCE = 1;
+#endif
+
+// From one row of codes to the next: an odd number of lines, so that rows do not share a set of the cache.
+static inline int64_t codes_stride(int64_t k) {
+  const int64_t codes = up(k, AT_ONCE);
+  return AT_ONCE == 64 && codes / 64 % 2 == 0 ? codes + 64 : codes;
+}
 
 // A row as codes[up(k, 16)]; returns its scale. `scratch` holds up(k, 16) floats.
 template <class T>
@@ -53,128 +55,19 @@ static float quantize_row(const T* x, int64_t k, int64_t block, float norm, floa
   return bits < INFINITE ? 0.0f : __builtin_nanf("");
 }
 
-// A product whose input lies quantized.
-struct Product {
-  const ChannelWeight& w;
-  const Code* x;
-  int64_t x_stride;
-  const float* scales;  // of the rows
-  int64_t m;
-  void* y;  // floats or bfloat16
-  int64_t y_stride;
-  bool half;
-  int64_t steps;  // ceil(k / STEP)
-
-  void store_row(int64_t row, int64_t panel, Vec v) const {
-    const int64_t n = panel * PANEL, at = row * y_stride + n;
-    const int columns = w.n - n < PANEL ? int(w.n - n) : PANEL;
-    if (w.bias) v = add(v, columns < PANEL ? load_some(w.bias + n, columns) : load(w.bias + n));
-    if (half) {
-      uint16_t lanes[LANES];
-      store_bf16(lanes, v);
-      std::memcpy(static_cast<uint16_t*>(y) + at, lanes, size_t(columns) * sizeof(uint16_t));
-    } else if (columns < PANEL) {
-      store_some(static_cast<float*>(y) + at, v, columns);
-    } else {
-      store(static_cast<float*>(y) + at, v);
-    }
-  }
-};
-
-// R rows times P panels. `wide` holds the panels' codes as 16 bits; null: they are read where they lie.
-template <int R, int P, bool WIDE>
-static void tile(const Product& job, int64_t panel, int64_t row, const int16_t* wide) {
-  const ChannelWeight& w = job.w;
-  const int64_t width = job.steps * PANEL * STEP;
-  const int8_t* codes = w.codes + panel * width;
-  const Code* x = job.x + row * job.x_stride;
-  Sum sums[R][P];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) sums[r][p] = load_sum(w.correction + (panel + p) * PANEL);
-  }
-#pragma GCC unroll 2
-  for (int64_t step = 0; step < job.steps; ++step) {
-    Weights weights[P];
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-      const int64_t at = p * width + step * PANEL * STEP;
-      if constexpr (WIDE) {
-        weights[p] = from_wide(wide + at);
-      } else {
-        weights[p] = from_codes(codes + at);
-      }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const Input input = broadcast_input(x + r * job.x_stride + step * STEP);
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) sums[r][p] = dot(sums[r][p], weights[p], input);
-    }
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    const Vec scale = broadcast(job.scales[row + r]);
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-      job.store_row(row + r, panel + p, mul(to_float(sums[r][p]), mul(load(w.scales + (panel + p) * PANEL), scale)));
-    }
-  }
-}
-
-// All rows times P panels, in tiles of R and, for what is left, of fewer.
-template <int R, int P, bool WIDE>
-static int64_t tiles(const Product& job, int64_t panel, int64_t row, const int16_t* wide) {
-  for (; row + R <= job.m; row += R) tile<R, P, WIDE>(job, panel, row, wide);
-  if constexpr (R > 1) return tiles<R / 2, P, WIDE>(job, panel, row, wide);
-  return row;
-}
-
-// Memory that stays with its thread.
-struct Buffer {
-  void* data = nullptr;
-  int64_t size = 0;
-  ~Buffer() { std::free(data); }
-
-  void* of(int64_t bytes) {
-    if (bytes > size) {
-      std::free(data);
-      size = up(bytes, 4096);
-      data = std::aligned_alloc(64, size_t(size));
-      if (!data) std::abort();
-    }
-    return data;
-  }
-};
-static thread_local Buffer own_buffer;   // a panel's codes as 16 bits, or a row as floats
-static thread_local Buffer input_buffer;  // of the thread that calls: the input as codes, and its scales
-
-constexpr int FEW_ROWS = 3;
-// Rows from which widening a panel once is less work than doing so in every tile.
-constexpr int64_t WIDE_ROWS = 2 * ROWS;
 // Multiplications that are not worth a second thread.
 constexpr int64_t SMALL = 1 << 17;
 
-template <int P>
-static void rows_of(const Product& job, int64_t panel) {
-  if constexpr (WIDENS) {
-    if (job.m >= WIDE_ROWS) {
-      const int64_t codes = P * job.steps * PANEL * STEP;
-      int16_t* wide = static_cast<int16_t*>(own_buffer.of(codes * int64_t(sizeof(int16_t))));
-      const int8_t* from = job.w.codes + panel * job.steps * PANEL * STEP;
-      for (int64_t i = 0; i < codes; i += PANEL * STEP) widen(from + i, wide + i);
-      tiles<ROWS, P, true>(job, panel, 0, wide);
-      return;
-    }
-  }
-  tiles<ROWS, P, false>(job, panel, 0, nullptr);
-}
+// Few rows times a panel, as a team computes them.
+template <class T>
+struct FewRows : ChannelProduct<T> {
+  void panel(int64_t panel) const { this->m <= FEW_ROWS ? channel_few(*this, panel) : channel_rows<1>(*this, panel); }
+};
 
 // Calls wide(panel) for each P panels, narrow(panel) for each that is left.
-template <int P, class Wide, class Narrow>
-static inline void for_panels(const Product& job, Wide wide, Narrow narrow) {
-  const int64_t panels = (job.w.n + PANEL - 1) / PANEL;
+template <int P, class T, class Wide, class Narrow>
+static inline void for_panels(const ChannelProduct<T>& job, Wide wide, Narrow narrow) {
+  const int64_t panels = job.w.panels();
 #pragma omp parallel for schedule(dynamic, 1) if (job.m * job.w.n * job.w.k > SMALL)
   for (int64_t panel = 0; panel < panels; panel += P) {
     if (panel + P <= panels) {
@@ -185,27 +78,42 @@ static inline void for_panels(const Product& job, Wide wide, Narrow narrow) {
   }
 }
 
-static void multiply(const Product& job) {
-  if (job.m <= FEW_ROWS) {
-    const auto wide = [&](int64_t panel) { tiles<FEW_ROWS, FEW_PANELS, false>(job, panel, 0, nullptr); };
-    const auto narrow = [&](int64_t panel) { tiles<FEW_ROWS, 1, false>(job, panel, 0, nullptr); };
-    return for_panels<FEW_PANELS>(job, wide, narrow);
+template <class T>
+static void multiply(const ChannelProduct<T>& job) {
+  const bool worth_it = job.m * job.w.n * job.w.k > SMALL;
+  if (leads_team() && worth_it) {
+    if (const auto part = TeamPanels<FewRows<T>>::of({job}); part.fits()) return part.run();
   }
-  for_panels<PANELS>(job, [&](int64_t panel) { rows_of<PANELS>(job, panel); },
-                     [&](int64_t panel) { rows_of<1>(job, panel); });
+  if (job.m <= FEW_ROWS) {
+    const int64_t panels = job.w.panels(), at_once = 1 + SMALL / (job.m * job.w.k * PANEL);
+#pragma omp parallel for schedule(dynamic, at_once) if (worth_it)
+    for (int64_t panel = 0; panel < panels; ++panel) channel_few(job, panel);
+    return;
+  }
+#if HF_ISA_NUMBER >= HF_AVX512AMX
+  if (job.m >= UNIT_LEAST) {
+    return for_panels<UNIT_TILES>(job, [&](int64_t panel) { unit_rows<UNIT_TILES>(job, panel); },
+                                  [&](int64_t panel) { unit_rows<1>(job, panel); });
+  }
+#endif
+  for_panels<PANELS>(job, [&](int64_t panel) { channel_rows<PANELS>(job, panel); },
+                     [&](int64_t panel) { channel_rows<1>(job, panel); });
 }
 
 template <class T>
 static void channel_int8(const ChannelWeight& w, const T* x, int64_t x_stride, int64_t m, T* y, int64_t y_stride) {
-  const int64_t padded = up(w.k, LANES);
-  float* scales = static_cast<float*>(input_buffer.of(m * (padded * int64_t(sizeof(Code)) + int64_t(sizeof(float)))));
-  Code* codes = reinterpret_cast<Code*>(scales + m);
-#pragma omp parallel for if (m > 1 && m * w.k > SMALL / 8)
+  const int64_t padded = up(w.k, LANES), stride = codes_stride(w.k), rows = up(m, ROWS_AT_ONCE);
+  const size_t bytes = size_t(rows) * (size_t(stride) * sizeof(Code) + sizeof(float));
+  Code* codes = static_cast<Code*>(workspace(Workspace::INPUTS, bytes));
+  float* scales = reinterpret_cast<float*>(codes + rows * stride);
+#pragma omp parallel for if (m > FEW_ROWS && m * w.k > SMALL / 8)
   for (int64_t row = 0; row < m; ++row) {
-    float* scratch = static_cast<float*>(own_buffer.of(padded * int64_t(sizeof(float))));
-    scales[row] = quantize_row(x + row * x_stride, w.k, w.block, w.norm, scratch, codes + row * padded);
+    float* scratch = static_cast<float*>(workspace(Workspace::PANEL, size_t(padded) * sizeof(float)));
+    Code* own = codes + row * stride;
+    scales[row] = quantize_row(x + row * x_stride, w.k, w.block, w.norm, scratch, own);
+    if (padded < stride) std::memset(own + padded, 0, size_t(stride - padded) * sizeof(Code));
   }
-  multiply({w, codes, padded, scales, m, y, y_stride, sizeof(T) == 2, (w.k + STEP - 1) / STEP});
+  multiply<T>({w, codes, stride, scales, m, y, y_stride});
 }
 
 }  // namespace HF_ISA

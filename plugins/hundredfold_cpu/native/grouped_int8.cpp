@@ -2,15 +2,17 @@
 //
 // hundredfold.plugin.integer defines each bit. How a product is cut into tiles and threads changes none of them.
 #include "grouped_tile.h"
-#include "team.h"
+#if HF_ISA_NUMBER >= HF_AVX512AMX
+#include "grouped_unit.h"
+#endif
+#include "team_panels.h"
 #include "words.h"
 #include "workspace.h"
 
 namespace HF_ISA {
 
-// Multiplications that are not worth a second thread, and those that a thread should get at a time; of a team more, since
-// panels one after the other are what memory is quickest at.
-constexpr int64_t SMALL = 1 << 18, SHARE = 1 << 16, TEAM_SHARE = 1 << 17;
+// Multiplications that are not worth a second thread, and those that a thread should get at a time.
+constexpr int64_t SMALL = 1 << 18, SHARE = 1 << 16;
 
 template <int R>
 struct Size {
@@ -28,6 +30,14 @@ static inline void with_tile(int64_t rows, F f) {
 
 // Up to so many rows are quantized by the thread that calls, which is quicker than waiting for the others.
 constexpr int64_t FEW_INPUTS = 8;
+
+// ROW_TILE: rows come in so many, those past the last with factors of zero. UNPACKED_ROWS: from so many rows up a panel is
+// unpacked once.
+#if HF_ISA_NUMBER >= HF_AVX512AMX
+constexpr int64_t ROW_TILE = UNIT_ROWS, UNPACKED_ROWS = FEW_INPUTS + 1;
+#else
+constexpr int64_t ROW_TILE = 1, UNPACKED_ROWS = ROWS + 1;
+#endif
 
 template <class T>
 struct GroupedProduct {
@@ -59,13 +69,26 @@ struct GroupedProduct {
     }
   }
 
+#if HF_ISA_NUMBER >= HF_AVX512AMX
+  void unit_rows(const uint8_t* codes, const Factors& factors, int64_t panel) const {
+    const MatrixUnit unit(unit_shapes(w));
+    alignas(64) float sums[UNIT_ROWS * PANEL];
+    for (int64_t row = 0; row < m; row += UNIT_ROWS) {
+      const int64_t count = m - row < UNIT_ROWS ? m - row : UNIT_ROWS;
+      for (int64_t r = 0; r < count; ++r) expect_write(y + (row + r) * y_stride + panel * PANEL);
+      unit_tile(w, factors, codes, in, row, sums);
+      for (int64_t r = 0; r < count; ++r) put_row(sums + r * PANEL, row + r, panel);
+    }
+  }
+#endif
+
   // All rows times a panel; codes and factors that several tiles share are unpacked once.
   template <int BITS>
   void panel(int64_t panel) const {
     const int64_t quads = w.quads(), groups = w.groups();
     const PackedCodes<BITS> packed{w.codes + panel * quads * PackedCodes<BITS>::BYTES};
     const Factors factors = Factors::of(w, panel);
-    if (m <= ROWS) return rows<BITS>(packed, factors, panel);
+    if (m < UNPACKED_ROWS) return rows<BITS>(packed, factors, panel);
     const int64_t code_bytes = quads * UnpackedCodes<BITS>::BYTES, factor_bytes = groups * PANEL * 4;
     uint8_t* codes = static_cast<uint8_t*>(workspace(Workspace::PANEL, size_t(code_bytes + 2 * factor_bytes)));
     float* scales = reinterpret_cast<float*>(codes + code_bytes);
@@ -75,57 +98,34 @@ struct GroupedProduct {
       store(scales + g * PANEL, factors.read(factors.scales, g));
       if (offsets) store(offsets + g * PANEL, factors.read(factors.offsets, g));
     }
-    rows<BITS>(UnpackedCodes<BITS>{codes}, Factors{scales, offsets, false}, panel);
+    const Factors floats{scales, offsets, false};
+#if HF_ISA_NUMBER >= HF_AVX512AMX
+    if (unit_takes(w)) return unit_rows(codes, floats, panel);
+#endif
+    rows<BITS>(UnpackedCodes<BITS>{codes}, floats, panel);
   }
 };
 
-// A few panels of a product, as a team computes them.
+// Few rows times a panel, as a team computes them.
 template <int BITS, class T>
-struct GroupedPart {
-  GroupedProduct<T> whole;
-  int64_t at_once;
-
-  int64_t columns() const { return at_once * PANEL; }
-  static void compute(const void* context, int64_t part, int64_t, void* room) {
-    const GroupedPart& own = *static_cast<const GroupedPart*>(context);
-    const GroupedProduct<T>& whole = own.whole;
-    const int64_t first = part * own.at_once, panels = whole.w.panels();
-    const GroupedProduct<T> job{whole.w, whole.in, whole.m, static_cast<T*>(room) - first * PANEL, own.columns()};
-    for (int64_t panel = first; panel < first + own.at_once && panel < panels; ++panel) job.template panel<BITS>(panel);
-  }
-  static void put(const void* context, int64_t part, const void* room) {
-    const GroupedPart& own = *static_cast<const GroupedPart*>(context);
-    const GroupedProduct<T>& whole = own.whole;
-    const int64_t first = part * own.columns(), left = whole.w.n - first, count = left < own.columns() ? left : own.columns();
-    for (int64_t row = 0; row < whole.m; ++row)
-      __builtin_memcpy(whole.y + row * whole.y_stride + first, static_cast<const T*>(room) + row * own.columns(),
-                       size_t(count) * sizeof(T));
-  }
-  static GroupedPart of(const GroupedProduct<T>& whole) {
-    const int64_t least = (whole.w.panels() + Job::MOST_PARTS - 1) / Job::MOST_PARTS;
-    const int64_t wanted = 1 + TEAM_SHARE / (whole.m * whole.w.k * PANEL);
-    return {whole, wanted < least ? least : wanted};
-  }
-  // Whether its result has room.
-  bool fits() const { return columns() * whole.m * int64_t(sizeof(T)) <= int64_t(Job::ROOM); }
-  void run() const {
-    Job job = Job::of((whole.w.panels() + at_once - 1) / at_once, *this);
-    job.compute = compute, job.put = put;
-    run_by_team(job);
-  }
+struct FewRows : GroupedProduct<T> {
+  void panel(int64_t panel) const { GroupedProduct<T>::template panel<BITS>(panel); }
 };
 
 template <int BITS, class T>
 static void grouped(const GroupedWeight& w, const T* x, int64_t x_stride, int64_t m, T* y, int64_t y_stride) {
   using Code = InputCode<BITS>;
-  const Inputs in = Inputs::in(workspace(Workspace::INPUTS, Inputs::bytes(w, sizeof(Code), m)), w, sizeof(Code), m);
+  const int64_t padded = (m + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
+  void* memory = workspace(Workspace::INPUTS, Inputs::bytes(w, sizeof(Code), padded));
+  const Inputs in = Inputs::in(memory, w, sizeof(Code), padded);
+  for (int64_t row = m; row < padded; ++row) in.leave_out(w, row);
   const GroupedProduct<T> job{w, in, m, y, y_stride};
   const bool few = m <= FEW_INPUTS;
   if (few) {
     for (int64_t row = 0; row < m; ++row) quantize_row<Code>(w, x + row * x_stride, in, row);
   }
   if (few && leads_team() && m * w.n * w.k > SMALL) {
-    if (const auto part = GroupedPart<BITS, T>::of(job); part.fits()) return part.run();
+    if (const auto part = TeamPanels<FewRows<BITS, T>>::of({job}); part.fits()) return part.run();
   }
   const int64_t panels = w.panels(), at_once = 1 + SHARE / (m * w.k * PANEL);
 #pragma omp parallel if (m * w.n * w.k > SMALL)

@@ -35,6 +35,10 @@ struct Inputs {
   Code* row(int64_t row) const {
     return reinterpret_cast<Code*>(codes + row * stride);
   }
+  // A row that is not there.
+  void leave_out(const GroupedWeight& w, int64_t row) const {
+    for (int64_t at = row; at < w.groups() * rows; at += rows) scales[at] = sums[at] = 0, biases[at] = 0;
+  }
   // What lies `rows` rows after p.
   template <class Code>
   const Code* next(const Code* p, int64_t rows) const {

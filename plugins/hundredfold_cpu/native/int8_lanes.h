@@ -9,10 +9,10 @@
 namespace HF_ISA {
 
 // Codes of the input, sixteen sums, and what is added to them: a panel's weights at STEP columns times an input's.
-#if HF_ISA_NUMBER == HF_AVX512VNNI
+#if HF_ISA_NUMBER >= HF_AVX512VNNI
 
 using Code = uint8_t;  // plus 128: the instruction wants one side unsigned, the correction takes it back
-constexpr int STEP = 4, SHIFT = 128, ROWS = 12, PANELS = 2, FEW_PANELS = 4;
+constexpr int STEP = 4, SHIFT = 128, ROWS = 12, PANELS = 2;
 constexpr bool WIDENS = false;
 
 struct Sum {
@@ -23,6 +23,8 @@ using Input = Sum;
 
 static inline Sum load_sum(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 static inline Vec to_float(Sum x) { return {_mm512_cvtepi32_ps(x.v)}; }
+static inline Sum no_sum() { return {_mm512_setzero_si512()}; }
+static inline Sum plus(Sum x, Sum y) { return {_mm512_add_epi32(x.v, y.v)}; }
 static inline Weights from_codes(const int8_t* p) { return {_mm512_loadu_si512(p)}; }
 static inline Weights from_wide(const int16_t*) { return {_mm512_setzero_si512()}; }  // never called
 static inline void widen(const int8_t*, int16_t*) {}
@@ -40,7 +42,7 @@ static inline void store_inputs(Code* p, __m512i codes) {
 #elif HF_ISA_NUMBER == HF_AVX512
 
 using Code = int16_t;
-constexpr int STEP = 2, SHIFT = 0, ROWS = 12, PANELS = 2, FEW_PANELS = 4;
+constexpr int STEP = 2, SHIFT = 0, ROWS = 12, PANELS = 2;
 constexpr bool WIDENS = true;
 
 struct Sum {
@@ -51,6 +53,8 @@ using Input = Sum;
 
 static inline Sum load_sum(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 static inline Vec to_float(Sum x) { return {_mm512_cvtepi32_ps(x.v)}; }
+static inline Sum no_sum() { return {_mm512_setzero_si512()}; }
+static inline Sum plus(Sum x, Sum y) { return {_mm512_add_epi32(x.v, y.v)}; }
 static inline Weights from_codes(const int8_t* p) {
   return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
@@ -71,7 +75,7 @@ static inline void store_inputs(Code* p, __m512i codes) {
 #elif HF_ISA_NUMBER == HF_AVX2
 
 using Code = int16_t;
-constexpr int STEP = 2, SHIFT = 0, ROWS = 6, PANELS = 1, FEW_PANELS = 2;
+constexpr int STEP = 2, SHIFT = 0, ROWS = 6, PANELS = 1;
 constexpr bool WIDENS = true;
 
 struct Sum {
@@ -85,6 +89,8 @@ struct Input {
 static inline __m256i eight(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 static inline Sum load_sum(const int32_t* p) { return {eight(p), eight(p + 8)}; }
 static inline Vec to_float(Sum x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+static inline Sum no_sum() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+static inline Sum plus(Sum x, Sum y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 static inline Weights from_codes(const int8_t* p) {
   const __m128i* codes = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtepi8_epi16(_mm_loadu_si128(codes)), _mm256_cvtepi8_epi16(_mm_loadu_si128(codes + 1))};
@@ -111,7 +117,7 @@ static inline void store_inputs(Code* p, __m256i a, __m256i b) {
 #else
 
 using Code = int16_t;
-constexpr int STEP = 2, SHIFT = 0, ROWS = 4, PANELS = 1, FEW_PANELS = 1;
+constexpr int STEP = 2, SHIFT = 0, ROWS = 4, PANELS = 1;
 constexpr bool WIDENS = true;
 
 struct Sum {
@@ -130,6 +136,12 @@ static inline Sum load_sum(const int32_t* p) {
   return sum;
 }
 static inline Vec to_float(const Sum& x) { return each([&](int i) { return float(x.v[i]); }); }
+static inline Sum no_sum() { return {}; }
+static inline Sum plus(const Sum& x, const Sum& y) {
+  Sum sum;
+  for (int i = 0; i < PANEL; ++i) sum.v[i] = x.v[i] + y.v[i];
+  return sum;
+}
 static inline void widen(const int8_t* p, int16_t* out) {
   for (int i = 0; i < PANEL * STEP; ++i) out[i] = p[i];
 }

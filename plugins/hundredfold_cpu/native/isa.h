@@ -11,6 +11,7 @@
 #define HF_AVX2 1
 #define HF_AVX512 2
 #define HF_AVX512VNNI 3
+#define HF_AVX512AMX 4
 
 #define HF_JOIN_(a, b, c) a##_##b##_##c
 #define HF_JOIN(a, b, c) HF_JOIN_(a, b, c)

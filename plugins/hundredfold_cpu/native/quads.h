@@ -12,7 +12,7 @@
 namespace HF_ISA {
 
 // ROWS: of input, whose sums a tile keeps in registers. NARROW: products of bytes are summed in 16 bits.
-#if HF_ISA_NUMBER == HF_AVX512VNNI
+#if HF_ISA_NUMBER >= HF_AVX512VNNI
 constexpr int ROWS = 12;
 constexpr bool NARROW = false;
 #elif HF_ISA_NUMBER == HF_AVX512
@@ -70,7 +70,7 @@ static inline Quad halves(const uint8_t* p) {
   const __m512i wide = _mm512_inserti64x4(_mm512_castsi256_si512(both), _mm256_srli_epi16(both, 4), 1);
   return {_mm512_and_si512(wide, _mm512_set1_epi8(15))};
 }
-#if HF_ISA_NUMBER == HF_AVX512VNNI
+#if HF_ISA_NUMBER >= HF_AVX512VNNI
 static inline Partial add_products(Partial sum, Quad w, const int8_t* x) {
   return {_mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi32(part_of(x)))};
 }

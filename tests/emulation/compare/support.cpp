@@ -67,12 +67,13 @@ Library::Library(const char* path) : handle_(dlopen(path, RTLD_NOW)) {
     std::printf("%s\n", dlerror());
     std::exit(2);
   }
-  for (const char* isa : {"portable", "avx2", "avx512", "avx512vnni"})
+  for (const char* isa : {"portable", "avx2", "avx512", "avx512vnni", "avx512amx"})
     if (supports(isa)) isas_.push_back(isa);
 }
 bool Library::supports(const std::string& isa) const {
   return reinterpret_cast<int (*)(const char*)>(find("hf_supports"))(isa.c_str()) != 0;
 }
+bool Library::has(const std::string& symbol) const { return dlsym(handle_, symbol.c_str()) != nullptr; }
 void* Library::find(const std::string& symbol) const {
   void* found = dlsym(handle_, symbol.c_str());
   if (!found) {

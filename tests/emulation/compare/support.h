@@ -75,11 +75,13 @@ class Library {
   void common(const std::string& name, A... a) const {
     reinterpret_cast<void (*)(A...)>(find("hf_" + name))(a...);
   }
-  // hf_<isa>_<name>
+  // hf_<isa>_<name>; avx512amx has some kernels only, and others are avx512vnni's.
   template <class... A>
   void call(const std::string& isa, const std::string& name, A... a) const {
-    reinterpret_cast<void (*)(A...)>(find("hf_" + isa + "_" + name))(a...);
+    const std::string own = "hf_" + isa + "_" + name;
+    reinterpret_cast<void (*)(A...)>(isa == "avx512amx" && !has(own) ? find("hf_avx512vnni_" + name) : find(own))(a...);
   }
+  bool has(const std::string& symbol) const;
   void* find(const std::string& symbol) const;
 
  private:

@@ -1,0 +1,64 @@
+// The processor's matrix unit: sixteen rows of input times sixteen outputs, as sums of whole numbers in tiles.
+//
+// Intel's manual calls it AMX; LDTILECFG, TILELOADD, TDPBSUD and TDPBUSD are in its volume 2.
+#pragma once
+
+#include <cstdint>
+
+#ifndef HF_EMULATED
+#include <immintrin.h>
+#endif
+
+namespace HF_ISA {
+
+constexpr int64_t UNIT_ROWS = 16, UNIT_BYTES = 64;  // of a tile at most
+
+// How large each tile is, as LDTILECFG reads it.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  TileShapes& set(int tile, int64_t row_count, int64_t bytes) {
+    rows[tile] = uint8_t(row_count), row_bytes[tile] = uint16_t(bytes);
+    return *this;
+  }
+};
+
+// While it lives the thread's tiles have these shapes; after that a switch of threads has nothing of them to save.
+class MatrixUnit {
+ public:
+  explicit MatrixUnit(const TileShapes& shapes) { _tile_loadconfig(&shapes); }
+  ~MatrixUnit() { _tile_release(); }
+  MatrixUnit(const MatrixUnit&) = delete;
+  MatrixUnit& operator=(const MatrixUnit&) = delete;
+};
+
+// The instructions, by number of tile: GCC's intrinsics take literals only, and do not say that a tile is loaded from memory.
+#ifndef HF_EMULATED
+template <int TILE>
+static inline void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" : : "i"(TILE));
+}
+// Rows are `stride` bytes apart.
+template <int TILE>
+static inline void tile_load(const void* from, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(TILE) : "memory");
+}
+template <int TILE>
+static inline void tile_store(void* to, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(TILE) : "memory");
+}
+// Adds to SUMS the products of unsigned ROWS with signed COLUMNS.
+template <int SUMS, int ROWS, int COLUMNS>
+static inline void tile_dot_unsigned_signed() {
+  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(ROWS), "i"(COLUMNS));
+}
+// Of signed ROWS with unsigned COLUMNS.
+template <int SUMS, int ROWS, int COLUMNS>
+static inline void tile_dot_signed_unsigned() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(ROWS), "i"(COLUMNS));
+}
+#endif
+
+}  // namespace HF_ISA
