@@ -26,25 +26,24 @@ static inline TileShapes unit_shapes(const GroupedWeight& w) {
   return shapes;
 }
 
+// Groups whose sums are taken before they become floats: while the unit works, floats are half as fast.
+constexpr int64_t UNIT_GROUPS = 6;
+
 // Sixteen rows times a panel, group after group.
-struct UnitGroups {
+struct UnitSums {
   int64_t columns, stride;
   const int8_t* x;
   const uint8_t* codes;
 
-  template <bool ODD>
-  void multiply(int64_t left) {
-    constexpr int FIRST = ODD ? 4 : 0;
+  template <int FIRST>
+  void take(int64_t left, int32_t* sums) {
     tile_zero<FIRST>();
     for (; left > 0; left -= columns, x += columns, codes += columns * PANEL) {
       tile_load<FIRST + 1>(x, stride);
       tile_load<FIRST + 2>(codes, QUAD_BYTES);
       tile_dot_signed_unsigned<FIRST, FIRST + 1, FIRST + 2>();
     }
-  }
-  template <bool ODD>
-  static void put(int32_t* sums) {
-    tile_store<ODD ? 4 : 0>(sums, PANEL * 4);
+    tile_store<FIRST>(sums, PANEL * 4);
   }
 };
 
@@ -52,37 +51,36 @@ struct UnitGroups {
 template <bool BIASED, bool OFFSETS>
 __attribute__((noinline)) static void unit_tile(const GroupedWeight& w, const Factors& factors, const uint8_t* codes,
                                                 const Inputs& in, int64_t row, float* out) {
-  const int64_t groups = w.groups();
-  alignas(64) int32_t sums[2][UNIT_ROWS * PANEL];
-  UnitGroups unit{unit_columns(w), in.stride, in.row<int8_t>(row), codes};
-  const float* scales = static_cast<const float*>(factors.scales);
-  const float* offsets = static_cast<const float*>(factors.offsets);
+  const int64_t groups = w.groups(), group_columns = w.columns_of(0), last_columns = w.columns_of(groups - 1);
+  alignas(64) int32_t sums[UNIT_GROUPS][UNIT_ROWS * PANEL];
+  UnitSums unit{unit_columns(w), in.stride, in.row<int8_t>(row), codes};
+  const float* scale_at = static_cast<const float*>(factors.scales);
+  const float* offset_at = static_cast<const float*>(factors.offsets);
+  const float* own = in.scales + row;
+  const float* totals = in.sums + row;
+  const int32_t* biases = in.biases + row;
   Vec rows[UNIT_ROWS];
 #pragma GCC unroll 16
   for (int r = 0; r < UNIT_ROWS; ++r) rows[r] = zero();
-  // The unit is two groups ahead of the floats.
-  const auto take = [&](int64_t group, auto odd) {
-    constexpr bool ODD = decltype(odd)::value;
-    if (group + 1 < groups) UnitGroups::put<!ODD>(sums[!ODD]);
-    if (group + 2 < groups) unit.multiply<ODD>(w.columns_of(group + 2));
-    const Vec scale = load(scales + group * PANEL), offset = OFFSETS ? load(offsets + group * PANEL) : zero();
-    const float* own = in.scales + group * in.rows + row;
-    const float* totals = in.sums + group * in.rows + row;
-    const int32_t* biases = in.biases + group * in.rows + row;
-#pragma GCC unroll 16
-    for (int r = 0; r < UNIT_ROWS; ++r) {
-      Ints sum = {_mm512_loadu_si512(sums[ODD] + r * PANEL)};
-      if constexpr (BIASED) sum = minus(sum, all(biases[r]));
-      rows[r] = fma(to_float(sum), mul(scale, broadcast(own[r])), rows[r]);
-      if constexpr (OFFSETS) rows[r] = fma(offset, broadcast(totals[r]), rows[r]);
+  for (int64_t first = 0; first < groups; first += UNIT_GROUPS) {
+    const int64_t count = groups - first < UNIT_GROUPS ? groups - first : UNIT_GROUPS;
+    for (int64_t g = 0; g < count; g += 2) {
+      unit.take<0>(first + g + 1 < groups ? group_columns : last_columns, sums[g]);
+      if (g + 1 < count) unit.take<4>(first + g + 2 < groups ? group_columns : last_columns, sums[g + 1]);
     }
-  };
-  unit.multiply<false>(w.columns_of(0));
-  UnitGroups::put<false>(sums[0]);
-  if (groups > 1) unit.multiply<true>(w.columns_of(1));
-  for (int64_t group = 0; group < groups; group += 2) {
-    take(group, False());
-    if (group + 1 < groups) take(group + 1, True());
+    for (int64_t g = 0; g < count; ++g) {
+      const Vec scale = load(scale_at), offset = OFFSETS ? load(offset_at) : zero();
+#pragma GCC unroll 16
+      for (int r = 0; r < UNIT_ROWS; ++r) {
+        Ints sum = {_mm512_loadu_si512(sums[g] + r * PANEL)};
+        if constexpr (BIASED) sum = minus(sum, all(biases[r]));
+        rows[r] = fma(to_float(sum), mul(scale, broadcast(own[r])), rows[r]);
+        if constexpr (OFFSETS) rows[r] = fma(offset, broadcast(totals[r]), rows[r]);
+      }
+      scale_at += PANEL, own += in.rows;
+      if constexpr (BIASED) biases += in.rows;
+      if constexpr (OFFSETS) offset_at += PANEL, totals += in.rows;
+    }
   }
 #pragma GCC unroll 16
   for (int r = 0; r < UNIT_ROWS; ++r) store(out + r * PANEL, rows[r]);
