@@ -11,6 +11,7 @@ from torch import Tensor
 from hundredfold.plugin import (
     API_VERSION,
     Activations,
+    CanonicalWeight,
     ChannelInt8Weight,
     GroupedIntWeight,
     InputTransform,
@@ -21,7 +22,7 @@ from hundredfold.plugin import (
 from hundredfold.plugin.dequantize import transform_input
 from hundredfold_cpu.channel_int8 import CHANNEL_KERNELS, pack_channel_int8, refuses_channel_int8
 from hundredfold_cpu.grouped import GROUPED_KERNELS, pack_grouped, refuses_grouped
-from hundredfold_cpu.library import INT, POINTER, Kernel, Variant, best
+from hundredfold_cpu.library import INT, MATRIX_UNITS, POINTER, Kernel, Variant, best
 from hundredfold_cpu.packed import PackedWeight, pack
 from hundredfold_cpu.program import ROWS, ByRow, kept_call
 from hundredfold_cpu.room import Room
@@ -118,6 +119,11 @@ class CpuKernels:
     def varies(self, spec: LinearSpec) -> Reasons:
         """Never: a sum is one chain over the columns, or of integers."""
         return []
+
+    def favours(self, device: torch.device) -> tuple[type[CanonicalWeight], ...]:
+        """int8 by channel where the processor has a matrix unit: sums of a whole row stay in its tiles."""
+        has_unit = device.type == "cpu" and self._variant.isa in MATRIX_UNITS
+        return (ChannelInt8Weight,) if has_unit else ()
 
     def prepare(self, spec: LinearSpec, bias: Tensor | None) -> CpuLinear:
         """Pack the weight."""

@@ -17,6 +17,9 @@ import hundredfold_cpu
 INSTRUCTION_SETS = ("avx512amx", "avx512vnni", "avx512", "avx2", "portable")
 """Best first."""
 
+MATRIX_UNITS = ("avx512amx",)
+"""Those that multiply whole tiles of integers."""
+
 _ADDS_TO = {"avx512amx": "avx512vnni"}
 """Instruction sets with some kernels only, and whose others they take."""
 

@@ -35,7 +35,8 @@ class _Call(ctypes.Structure):
 FEW_ROWS: Final = 8
 """Up to so many a team goes through a list of calls."""
 
-_KNOW_TEAMS: Final = ("grouped_", "channel_", "attention_", "lookup_", "rms_norm_", "add_", "rotate_", "gated_")
+_PRODUCTS: Final = ("grouped_", "channel_")
+_KNOW_TEAMS: Final = (*_PRODUCTS, "attention_", "lookup_", "rms_norm_", "add_", "rotate_", "gated_")
 """Kernels that deal out their work to a team, and those that are too short for more than one thread: how
 their names begin.
 """

@@ -31,6 +31,7 @@ class Int8:
     name = "int8"
     api_version = API_VERSION
     activations = Activations.INT8
+    makes = ChannelInt8Weight
 
     def refuses(self, layer: LayerRequest) -> Reasons:
         """Takes every layer."""

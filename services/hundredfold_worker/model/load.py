@@ -42,7 +42,7 @@ from hundredfold_worker.model.loaded import (
     nothing,
 )
 from hundredfold_worker.model.offload import Budgeted, Held, load_layers
-from hundredfold_worker.model.on_the_fly import choose_on_the_fly
+from hundredfold_worker.model.on_the_fly import FAST, choose_on_the_fly
 from hundredfold_worker.model.precision import NAMES, choose_device, choose_dtype
 from hundredfold_worker.model.rotary import RotaryTable
 from hundredfold_worker.model.runner import Runner
@@ -130,8 +130,8 @@ def _load(files: ModelFiles, options: LoadOptions, registries: Mapping[str, Regi
     model = describe(checkpoint)
     description = model.description
     max_model_len = _max_model_len(options, description)
-    on_the_fly = choose_on_the_fly(registries, options, checkpoint.info, model.names)
-    asked_format = options.quantization if on_the_fly is None else AUTO
+    on_the_fly = choose_on_the_fly(registries, options, checkpoint.info, model.names, device)
+    asked_format = AUTO if on_the_fly is not None or options.quantization == FAST else options.quantization
     method, quantization_selection = _format_of(checkpoint, registries, asked_format)
     kv_heads, head_dim = heads_of_cache(description)
     spec = KVCacheSpec(description.num_layers, kv_heads, head_dim, options.block_size, device, dtype)

@@ -38,7 +38,8 @@ class LoadOptions:
     batch_invariant: bool = False
     """Whether to take only kernels and attention by which no row's bits depend on the rows beside it."""
     quantization: str = "auto"
-    """``auto``, the name of a format plugin, which the checkpoint has to agree with, or of a quantizer."""
+    """``auto``, the name of a format plugin, which the checkpoint has to agree with, or of a quantizer;
+    ``fast`` for the quantizer whose weights a kernel favours here, or else ``auto``."""
     quantization_exclude: tuple[str, ...] = ()
     """Patterns of layers that a quantizer leaves alone, by checkpoint names or those of transformers."""
     max_model_len: int | None = None

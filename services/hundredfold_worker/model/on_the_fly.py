@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from hundredfold.plugin import (
     CanonicalWeight,
     CheckpointInfo,
     DenseWeight,
+    FavouringKernel,
     LayerRequest,
     QuantizationPlugin,
     Quantizer,
@@ -29,6 +31,8 @@ from hundredfold_worker.model.loaded import LoadOptions, Selection
 
 GROUP = "hundredfold.quantizers"
 HEAD = "lm_head"
+FAST = "fast"
+"""Stands for the quantizer whose weights a kernel favours, where there is one."""
 
 
 @dataclass(slots=True)
@@ -41,6 +45,9 @@ class OnTheFly:
     """Parts that stay as the checkpoint has them, by the checkpoint's name or that of the common scheme."""
     aliases: Mapping[str, tuple[str, ...]]
     """A layer's name in the checkpoint to the common scheme's names of its parts."""
+    why: str = "asked for"
+    leaves: tuple[type[CanonicalWeight], ...] = ()
+    """Forms that stay as the checkpoint has them."""
     refused: dict[str, list[str]] = field(default_factory=dict)
     quantized: int = 0
     dequantized: int = 0
@@ -56,7 +63,9 @@ class OnTheFly:
         return tuple(name in self.excepted or alias in self.excepted for alias in self.aliases[name])
 
     def convert(self, name: str, weight: CanonicalWeight) -> CanonicalWeight | None:
-        """The layer quantized; ``None`` where the quantizer refuses it. Raises ``ModelLoadError``."""
+        """The layer quantized; ``None`` where it stays as it is. Raises ``ModelLoadError``."""
+        if isinstance(weight, self.leaves):
+            return None
         matrix = plain_matrix(weight)
         layer = LayerRequest(name, (matrix.shape[0], matrix.shape[1]))
         plugin = self.quantizer
@@ -82,7 +91,7 @@ class OnTheFly:
             raise ModelLoadError(
                 f"quantization '{self.quantizer.name}' refuses every layer; '{name}': {', '.join(reasons)}"
             )
-        said = f"asked for; {self.quantized} linear layers quantized at load"
+        said = f"{self.why}; {self.quantized} linear layers quantized at load"
         if self.dequantized:
             said += f", {self.dequantized} of them from {checkpoint_format.chosen} weights dequantized first"
         if self.excepted:
@@ -94,7 +103,11 @@ class OnTheFly:
 
 
 def choose_on_the_fly(
-    registries: Mapping[str, Registry], options: LoadOptions, info: CheckpointInfo, names: ParameterNames
+    registries: Mapping[str, Registry],
+    options: LoadOptions,
+    info: CheckpointInfo,
+    names: ParameterNames,
+    device: torch.device,
 ) -> OnTheFly | None:
     """The quantizer that was asked for, or ``None`` when a format was. Raises ``ModelLoadError``.
 
@@ -102,6 +115,8 @@ def choose_on_the_fly(
     """
     registry = registries[GROUP]
     asked = options.quantization
+    if asked == FAST:
+        return _favoured(registries, options, names, device)
     if asked not in registry.names() or _is_format(registries["hundredfold.quantization"], asked, info):
         if options.quantization_exclude:
             known = ", ".join(registry.names()) or "none is installed"
@@ -122,6 +137,31 @@ def choose_on_the_fly(
     aliases = common_names(names)
     excepted = _matching(options.quantization_exclude, aliases)
     return OnTheFly(quantizer, guard, excepted, aliases)
+
+
+def _favoured(
+    registries: Mapping[str, Registry], options: LoadOptions, names: ParameterNames, device: torch.device
+) -> OnTheFly | None:
+    """The quantizer that makes what a kernel favours on this machine; ``None`` where there is none."""
+    quantizers, aliases = registries[GROUP], common_names(names)
+    for kernel, form in _favoured_forms(registries["hundredfold.kernels"], options.kernels, device):
+        for _, quantizer in quantizers.candidates():
+            if getattr(quantizer, "makes", None) is form:
+                why = f"fast: kernel '{kernel}' favours {form.__name__} on this machine"
+                excepted = _matching(options.quantization_exclude, aliases)
+                return OnTheFly(quantizer, Guard(quantizers), excepted, aliases, why, (form,))
+    return None
+
+
+def _favoured_forms(
+    registry: Registry, asked: Sequence[str], device: torch.device
+) -> Iterator[tuple[str, type[CanonicalWeight]]]:
+    """By name of the kernel that favours them, in the order in which kernels are asked."""
+    guard = Guard(registry)
+    for name, kernel in [(name, registry.get(name)) for name in asked] or registry.candidates():
+        if isinstance(kernel, FavouringKernel):
+            for form in guard.call(kernel, "favours()", partial(kernel.favours, device)):
+                yield name, form
 
 
 def _is_format(formats: Registry, name: str, info: CheckpointInfo) -> bool:

@@ -27,7 +27,9 @@ from hundredfold.probe import probe
 READY_LIMIT_S = 300.0
 STOP_LIMIT_S = 20.0
 KEPT_LINES = 60
-MAKE_UP: Mapping[str, str] = MappingProxyType({"worker.kv_cache_dtype": "int8"})
+MAKE_UP: Mapping[str, str] = MappingProxyType(
+    {"worker.kv_cache_dtype": "int8", "worker.quantization": "fast"}
+)
 """What ``make up`` sets beside the defaults."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\")
 _FLAG = re.compile(r"--(?:\[no-\])?([a-z][a-z0-9-]+)")

@@ -36,6 +36,7 @@ from hundredfold.plugin.elementwise import (
 )
 from hundredfold.plugin.kernels import (
     Activations,
+    FavouringKernel,
     InvariantKernel,
     KernelPlugin,
     Linear,
@@ -116,6 +117,7 @@ __all__ = [
     "ElementwisePlugin",
     "ElementwiseSpec",
     "Encoding",
+    "FavouringKernel",
     "Float8Weight",
     "Formats",
     "GroupedIntWeight",

@@ -99,6 +99,14 @@ class InvariantKernel(Protocol):
         """Why bits of the layer's rows may depend on how many there are; empty where they never do."""
 
 
+@runtime_checkable
+class FavouringKernel(Protocol):
+    """A ``KernelPlugin`` that multiplies some forms of weights several times as fast as others here."""
+
+    def favours(self, device: torch.device) -> tuple[type[CanonicalWeight], ...]:
+        """Those forms, the best first; for them ``quantization=fast`` quantizes at load."""
+
+
 def kernel_reasons(kernel: KernelPlugin, spec: LinearSpec) -> Reasons:
     """Why ``kernel`` cannot compute the layer as ``spec`` says; empty when it can."""
     known: tuple[Activations, ...] = getattr(kernel, "activations", (Activations.FLOAT,))

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 class Quantizer(Protocol):
-    """Group ``hundredfold.quantizers``. Users ask for one by name where they would name a format."""
+    """Group ``hundredfold.quantizers``. Users ask for one by name where they would name a format.
+
+    One that has an attribute ``makes``, the type of its weights, is taken by ``quantization=fast`` where a
+    kernel favours that type.
+    """
 
     name: str
     api_version: int

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from hundredfold.plugin import Activations, BlockHadamard, ChannelInt8Weight, DenseWeight, LayerRequest
+from hundredfold.plugin import (
+    Activations,
+    BlockHadamard,
+    CanonicalWeight,
+    ChannelInt8Weight,
+    DenseWeight,
+    LayerRequest,
+)
 from hundredfold.plugin.registry import Registry
 from hundredfold.plugin.testing import NonConformance, check_quantizer, check_weight, reference_linear
+from hundredfold_cpu.kernels import CpuKernels
+from hundredfold_cpu.library import variants
 from hundredfold_worker.model import LoadedModel, ModelLoadError
 from hundredfold_worker.model.decoder import Decoder
 from hundredfold_worker.model.on_the_fly import plain_matrix
@@ -129,3 +139,43 @@ def test_suite_for_quantizers() -> None:
     assert not check_quantizer(INT8, tolerance=0.02).refused
     with pytest.raises(NonConformance, match="relative error"):
         check_quantizer(INT8, tolerance=1e-5)
+
+
+@pytest.fixture
+def favours(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has the kernel `cpu` favour such forms, whatever this processor does."""
+
+    def set_to(*forms: type[CanonicalWeight]) -> None:
+        monkeypatch.setattr(CpuKernels, "favours", lambda self, device: forms)
+
+    return set_to
+
+
+def test_fast_is_what_a_kernel_favours(tiny: Path, favours: Callable[..., None]) -> None:
+    favours(ChannelInt8Weight)
+    fast = load(tiny, quantization="fast", quantization_exclude=("lm_head",))
+    assert said(fast, "quantization").startswith(
+        "int8: fast: kernel 'cpu' favours ChannelInt8Weight on this machine; 14 linear layers"
+    )
+    asked = load(tiny, quantization="int8", quantization_exclude=("lm_head",))
+    for got, wanted in zip(run_rows(fast, IDS), run_rows(asked, IDS), strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_fast_is_auto_where_no_kernel_favours_what_a_quantizer_makes(
+    tiny: Path, favours: Callable[..., None]
+) -> None:
+    for forms in ((), (DenseWeight,)):
+        favours(*forms)
+        plain = load(tiny, quantization="fast", quantization_exclude=("lm_head",))
+        assert said(plain, "quantization") == said(load(tiny), "quantization")
+    favours(ChannelInt8Weight)
+    assert said(load(tiny, quantization="fast", kernels=("torch",)), "quantization").startswith("none")
+
+
+def test_the_cpu_favours_channels_where_it_has_a_matrix_unit() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    for variant in variants():
+        favoured = CpuKernels(variant).favours(cpu)
+        assert favoured == ((ChannelInt8Weight,) if variant.isa.endswith("amx") else ())
+        assert CpuKernels(variant).favours(cuda) == ()
