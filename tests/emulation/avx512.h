@@ -134,6 +134,36 @@ inline __m256 extractf32x8(__m512 a, int at) {
   __builtin_memcpy(&r, reinterpret_cast<const char*>(&a) + 32 * at, 32);
   return r;
 }
+// Interleaves the lower or the upper half of every 128 bits.
+template <class T>
+inline __m512i unpack(__m512i a, __m512i b, bool upper) {
+  constexpr int PART = 16 / int(sizeof(T)), HALF = PART / 2;
+  const Lanes<T> x = lanes<T>(a), y = lanes<T>(b);
+  return Lanes<T>::each([&](int i) { return (i % 2 ? y : x).v[i / PART * PART + (upper ? HALF : 0) + i % PART / 2]; });
+}
+inline __m512i shuffle_i32x4(__m512i a, __m512i b, int by) {
+  const I x = lanes<int32_t>(a), y = lanes<int32_t>(b);
+  return I::each([&](int i) { return (i < 8 ? x : y).v[(by >> 2 * (i / 4) & 3) * 4 + i % 4]; });
+}
+inline Mask test(__m512i a, __m512i b) {
+  const U x = lanes<uint32_t>(a), y = lanes<uint32_t>(b);
+  unsigned mask = 0;
+  for (int i = 0; i < 16; ++i) mask |= unsigned((x.v[i] & y.v[i]) != 0) << i;
+  return Mask(mask);
+}
+inline __m512i blend_words(uint32_t mask, __m512i a, __m512i b) {
+  const W x = lanes<int16_t>(a), y = lanes<int16_t>(b);
+  return W::each([&](int i) { return (mask >> i & 1 ? y : x).v[i]; });
+}
+inline __m256i words_to_bytes(__m512i a) {
+  const W x = lanes<int16_t>(a);
+  return B::each([&](int i) { return i < 32 ? x.v[i] : 0; }).as<__m256i>();
+}
+inline __m512 scalef(__m512 a, __m512 by) {
+  return pairwise<float>(a, by, [](float x, float n) {
+    return n == n ? float(__builtin_ldexp(double(x), int(__builtin_floorf(n)))) : x + n;
+  });
+}
 inline __m512i broadcast_i32x4(__m128i a) {
   const I x = lanes<int32_t>(a);
   return I::each([&](int i) { return x.v[i % 4]; });
@@ -189,6 +219,7 @@ inline __m512 half_to_float(__m256i a) {
 #define HF_INTEGERS(T, a, b, op) __m512i(emulated::pairwise<T>(a, b, [](T x, T y) { return op; }))
 #define _mm512_add_epi32(a, b) HF_INTEGERS(uint32_t, a, b, x + y)
 #define _mm512_sub_epi32(a, b) HF_INTEGERS(uint32_t, a, b, x - y)
+#define _mm512_mullo_epi32(a, b) HF_INTEGERS(uint32_t, a, b, x * y)
 #define _mm512_add_epi16(a, b) HF_INTEGERS(uint16_t, a, b, x + y)
 #define _mm512_and_si512(a, b) HF_INTEGERS(uint32_t, a, b, x & y)
 #define _mm512_or_si512(a, b) HF_INTEGERS(uint32_t, a, b, x | y)
@@ -220,9 +251,19 @@ inline __m512 half_to_float(__m256i a) {
 #define _mm512_maddubs_epi16(a, b) emulated::maddubs_epi16(a, b)
 #define _mm512_dpbusd_epi32(sum, a, b) emulated::dpbusd(sum, a, b)
 #define _mm512_dpwssd_epi32(sum, a, b) emulated::dpwssd(sum, a, b)
+#define _mm512_unpacklo_epi32(a, b) emulated::unpack<int32_t>(a, b, false)
+#define _mm512_unpackhi_epi32(a, b) emulated::unpack<int32_t>(a, b, true)
+#define _mm512_unpacklo_epi64(a, b) emulated::unpack<int64_t>(a, b, false)
+#define _mm512_unpackhi_epi64(a, b) emulated::unpack<int64_t>(a, b, true)
+#define _mm512_shuffle_i32x4(a, b, by) emulated::shuffle_i32x4(a, b, by)
+#define _mm512_cvtepi16_epi8(a) emulated::words_to_bytes(a)
+#define _mm512_scalef_ps(a, b) emulated::scalef(a, b)
+#define _mm512_test_epi32_mask(a, b) emulated::test(a, b)
 #define _mm512_cmp_ps_mask(a, b, how) emulated::compare<how>(a, b)
 #define _mm512_mask_blend_ps(mask, a, b) emulated::blend<__m512>(mask, a, b)
-#define _mm512_mask_blend_epi32(mask, a, b) emulated::blend<__m512i>(mask, a, b)
+#define _mm512_mask_blend_epi16(mask, a, b) emulated::blend_words(mask, a, b)
+#define _mm512_mask_add_epi32(from, mask, a, b) emulated::blend<__m512i>(mask, from, _mm512_add_epi32(a, b))
+#define _mm512_mask_or_epi32(from, mask, a, b) emulated::blend<__m512i>(mask, from, _mm512_or_si512(a, b))
 #define _mm512_mask_sub_ps(from, mask, a, b) emulated::blend<__m512>(mask, from, _mm512_sub_ps(a, b))
 #define HF_REDUCED(T, a, op) emulated::reduced<T>(a, [](T x, T y) { return op; })
 #define _mm512_reduce_max_epu32(a) HF_REDUCED(uint32_t, a, x > y ? x : y)

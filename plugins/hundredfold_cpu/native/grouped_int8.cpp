@@ -132,7 +132,8 @@ static void grouped(const GroupedWeight& w, const T* x, int64_t x_stride, int64_
   {
     if (!few) {
 #pragma omp for schedule(static)
-      for (int64_t row = 0; row < m; ++row) quantize_row<Code>(w, x + row * x_stride, in, row);
+      for (int64_t row = 0; row < m; row += BAND)
+        quantize_rows<Code>(w, x, x_stride, in, row, m - row < BAND ? m - row : BAND);
     }
 #pragma omp for schedule(dynamic, at_once) nowait
     for (int64_t panel = 0; panel < panels; ++panel) job.template panel<BITS>(panel);

@@ -73,18 +73,105 @@ static inline void quantize_group(const T* x, int64_t columns, Code* codes, floa
   *sum = total(sums);
 }
 
+// A group of one row, with what is kept of it.
+template <class Code, class T>
+static inline void quantize_group(const GroupedWeight& w, const T* x, const Inputs& in, int64_t g, int64_t row) {
+  const int64_t at = g * in.rows + row;
+  int32_t sum;
+  quantize_group(x + g * w.group, w.columns_of(g), in.row<Code>(row) + g * w.quads_of(0) * QUAD, in.scales + at, &sum);
+  in.sums[at] = float(sum) * in.scales[at];
+  in.biases[at] = sum * w.code_bias;
+}
+
 template <class Code, class T>
 static void quantize_row(const GroupedWeight& w, const T* x, const Inputs& in, int64_t row) {
-  Code* codes = in.row<Code>(row);
-  const int64_t groups = w.groups();
-  for (int64_t g = 0; g < groups; ++g) {
-    const int64_t at = g * in.rows + row;
-    int32_t sum;
-    quantize_group(x + g * w.group, w.columns_of(g), codes, in.scales + at, &sum);
-    in.sums[at] = float(sum) * in.scales[at];
-    in.biases[at] = sum * w.code_bias;
-    codes += w.quads_of(g) * QUAD;
+  for (int64_t g = 0; g < w.groups(); ++g) quantize_group<Code>(w, x, in, g, row);
+}
+
+constexpr int64_t BAND = 16;  // of rows, that are quantized together
+
+#if HF_ISA_NUMBER >= HF_AVX512
+
+struct Larger {
+  static __m512i of(__m512i a, __m512i b) { return _mm512_max_epu32(a, b); }
+};
+struct Plus {
+  static __m512i of(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
+};
+
+// Of sixteen vectors each one's lanes joined to one lane.
+template <class Join>
+static inline __m512i joined(const __m512i (&rows)[BAND]) {
+  __m512i fours[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i *four = rows + 4 * i;
+    const __m512i first = Join::of(_mm512_unpacklo_epi32(four[0], four[1]), _mm512_unpackhi_epi32(four[0], four[1]));
+    const __m512i second = Join::of(_mm512_unpacklo_epi32(four[2], four[3]), _mm512_unpackhi_epi32(four[2], four[3]));
+    fours[i] = Join::of(_mm512_unpacklo_epi64(first, second), _mm512_unpackhi_epi64(first, second));
   }
+  const auto quarters = [](__m512i a, __m512i b) {
+    return Join::of(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+  };
+  return quarters(quarters(fours[0], fours[1]), quarters(fours[2], fours[3]));
+}
+
+// A group of sixteen rows of bfloat16, of a multiple of 32 columns.
+static void quantize_band(const GroupedWeight& w, const uint16_t* x, int64_t x_stride, const Inputs& in, int64_t g,
+                          int64_t first_row) {
+  const int64_t columns = w.columns_of(g), at = g * in.rows + first_row;
+  const uint16_t* group = x + g * w.group;
+  __m512i each[BAND];
+  for (int64_t r = 0; r < BAND; ++r) {
+    each[r] = _mm512_setzero_si512();
+    for (int64_t i = 0; i < columns; i += 2 * LANES) {
+      const __m512i pairs = _mm512_and_si512(_mm512_loadu_si512(group + r * x_stride + i), _mm512_set1_epi32(0x7fff7fff));
+      each[r] = _mm512_max_epu32(each[r], _mm512_max_epu32(pairs, _mm512_slli_epi32(pairs, 16)));
+    }
+  }
+  const __m512i tops = _mm512_and_si512(joined<Larger>(each), _mm512_set1_epi32(0x7fff0000));
+  if (_mm512_reduce_max_epi32(tops) >= 0x7f800000) {
+    for (int64_t r = 0; r < BAND; ++r) quantize_group<int8_t>(w, x + r * x_stride, in, g, first_row + r);
+    return;
+  }
+  const Vec top = {_mm512_castsi512_ps(tops)}, least = broadcast(SMALLEST), most = broadcast(LARGEST_CODE);
+  const Vec scale = where_less(top, least, zero(), div(top, most));
+  float ratios[BAND];
+  store(ratios, where_less(top, least, zero(), div(most, top)));
+  for (int64_t r = 0; r < BAND; ++r) {
+    int8_t* codes = in.row<int8_t>(first_row + r) + g * w.quads_of(0) * QUAD;
+    each[r] = _mm512_setzero_si512();
+    for (int64_t i = 0; i < columns; i += 2 * LANES) {
+      Vec first, second;
+      load_bf16_pairs(group + r * x_stride + i, first, second);
+      const Ints low = nearest(mul(first, broadcast(ratios[r]))), high = nearest(mul(second, broadcast(ratios[r])));
+      const __m512i words = _mm512_mask_blend_epi16(0xaaaaaaaau, low.v, _mm512_slli_epi32(high.v, 16));
+      each[r] = _mm512_add_epi32(each[r], _mm512_madd_epi16(words, _mm512_set1_epi16(1)));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + i), _mm512_cvtepi16_epi8(words));
+    }
+  }
+  const Ints sums = {joined<Plus>(each)};
+  store(in.scales + at, scale);
+  store(in.sums + at, mul(to_float(sums), scale));
+  _mm512_storeu_si512(in.biases + at, _mm512_mullo_epi32(sums.v, _mm512_set1_epi32(w.code_bias)));
+}
+
+static inline bool fits_bands(const GroupedWeight& w) { return w.group % (2 * LANES) == 0 && w.k % (2 * LANES) == 0; }
+
+#endif
+
+// Up to BAND rows; groups of whole registers of all of them at once, where the processor has wide ones.
+template <class Code, class T>
+static void quantize_rows(const GroupedWeight& w, const T* x, int64_t x_stride, const Inputs& in, int64_t first, int64_t rows) {
+#if HF_ISA_NUMBER >= HF_AVX512
+  if constexpr (sizeof(T) == sizeof(uint16_t) && sizeof(Code) == sizeof(int8_t)) {
+    if (rows == BAND && fits_bands(w)) {
+      for (int64_t g = 0; g < w.groups(); ++g) quantize_band(w, x + first * x_stride, x_stride, in, g, first);
+      return;
+    }
+  }
+#endif
+  for (int64_t row = first; row < first + rows; ++row) quantize_row<Code>(w, x + row * x_stride, in, row);
 }
 
 }  // namespace HF_ISA

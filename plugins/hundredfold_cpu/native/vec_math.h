@@ -24,14 +24,8 @@ static inline Vec negate(Vec a) {
 static inline Vec where_less(Vec x, Vec limit, Vec a, Vec b) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_LT_OQ), b.v, a.v)};
 }
-// a * 2^n for whole n in [-252, 254], in two exact steps but for the last rounding
-static inline Vec scale(Vec a, Vec n) {
-  const __m512i whole = _mm512_cvtps_epi32(n.v), half = _mm512_srai_epi32(whole, 1), bias = _mm512_set1_epi32(127);
-  const __m512i rest = _mm512_sub_epi32(whole, half);
-  const __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23));
-  const __m512 second = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(rest, bias), 23));
-  return {_mm512_mul_ps(_mm512_mul_ps(a.v, first), second)};
-}
+// a * 2^n for whole n in [-252, 254], rounded once
+static inline Vec scale(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // p * 2^n for p around 1 and n in [-126, 126], told as n + 1.5 * 2^23
 static inline Vec raise(Vec p, Vec n) {
   return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), _mm512_slli_epi32(_mm512_castps_si512(n.v), 23)))};
@@ -57,13 +51,22 @@ static inline Vec load_e5m2(const uint8_t* p) {
   const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return {_mm512_cvtph_ps(_mm256_slli_epi16(wide, 8))};
 }
-static inline void store_bf16(uint16_t* p, Vec a) {
-  const __m512i bits = _mm512_castps_si512(a.v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff)), 16);
-  const __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
+// Rounded to bfloat16, which are the upper halves: half to even, a NaN stays one.
+static inline __m512i round_bf16(Vec a) {
+  const __m512i bits = _mm512_castps_si512(a.v), up = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+  const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(1 << 16));
+  const __m512i rounded = _mm512_mask_add_epi32(up, odd, up, _mm512_set1_epi32(1));
   const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
-  const __m256i out = _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, quiet));
+  return _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+}
+static inline void store_bf16(uint16_t* p, Vec a) {
+  const __m256i out = _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_bf16(a), 16));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), out);
+}
+// sixteen pairs, of the first and the second of each
+static inline void store_bf16_pairs(uint16_t* p, Vec first, Vec second) {
+  const __m512i low = _mm512_srli_epi32(round_bf16(first), 16);
+  _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, low, round_bf16(second)));
 }
 
 #elif HF_ISA_NUMBER == HF_AVX2
@@ -132,6 +135,13 @@ static inline void store_bf16(uint16_t* p, Vec x) {
   const __m256i packed = _mm256_packus_epi32(bf16_8(x.a), bf16_8(x.b));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
+// sixteen pairs, of the first and the second of each
+static inline void store_bf16_pairs(uint16_t* p, Vec first, Vec second) {
+  const __m256i low = _mm256_or_si256(bf16_8(first.a), _mm256_slli_epi32(bf16_8(second.a), 16));
+  const __m256i high = _mm256_or_si256(bf16_8(first.b), _mm256_slli_epi32(bf16_8(second.b), 16));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), low);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + LANES), high);
+}
 
 #else
 
@@ -177,12 +187,17 @@ static inline Vec load_e4m3(const uint8_t* p) {
   return each([=](int i) { return half_to_float(uint16_t((p[i] & 0x80u) << 8 | (p[i] & 0x7fu) << 7)); });
 }
 static inline Vec load_e5m2(const uint8_t* p) { return each([=](int i) { return half_to_float(uint16_t(p[i] << 8)); }); }
+static inline uint16_t to_bf16(float a) {
+  const uint32_t bits = bits_of(a);
+  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return uint16_t(nan ? bits >> 16 | 0x40 : (bits + (bits >> 16 & 1) + 0x7fffu) >> 16);
+}
 static inline void store_bf16(uint16_t* p, const Vec& a) {
-  for (int i = 0; i < LANES; ++i) {
-    const uint32_t bits = bits_of(a.v[i]);
-    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    p[i] = uint16_t(nan ? bits >> 16 | 0x40 : (bits + (bits >> 16 & 1) + 0x7fffu) >> 16);
-  }
+  for (int i = 0; i < LANES; ++i) p[i] = to_bf16(a.v[i]);
+}
+// sixteen pairs, of the first and the second of each
+static inline void store_bf16_pairs(uint16_t* p, const Vec& first, const Vec& second) {
+  for (int i = 0; i < LANES; ++i) p[2 * i] = to_bf16(first.v[i]), p[2 * i + 1] = to_bf16(second.v[i]);
 }
 
 #endif
