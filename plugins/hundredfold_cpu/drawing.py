@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from hundredfold.plugin import DrawRows
-from hundredfold_cpu.library import INT, POINTER, Variant
+from hundredfold_cpu.library import INT, POINTER, Kernel, Variant
+from hundredfold_cpu.lookup import SUFFIXES
 
 SHORT = 1 << 18
 """Logits that take well under a millisecond: for no more, the interpreter is not lent to others."""
@@ -20,10 +23,14 @@ class CpuDrawer:
     def __init__(self, variant: Variant, spread_ids: NDArray[np.uint32]) -> None:
         p, i = POINTER, INT
         likeliest, draw = (p, i, p, p, i, p, p), (p, i, p, p, i, p, p, p, p, p, p, p, p, i, p)
-        self._likeliest, self._draw = (
-            {lent: variant.function(name, *arguments, release=lent) for lent in (False, True)}
-            for name, arguments in (("likeliest", likeliest), ("draw", draw))
-        )
+
+        def function(name: str, *arguments: Any) -> dict[bool, Kernel]:
+            return {lent: variant.function(name, *arguments, release=lent) for lent in (False, True)}
+
+        self._likeliest = {
+            dtype: function(f"likeliest_{suffix}", *likeliest) for dtype, suffix in SUFFIXES.items()
+        }
+        self._draw = function("draw", *draw)
         self._spread = np.ascontiguousarray(spread_ids)
         self._room: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
 
@@ -33,7 +40,7 @@ class CpuDrawer:
         """In one pass over each row."""
         ids, values = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.float32)
         rows, limits = np.ascontiguousarray(rows, dtype=np.int64), np.ascontiguousarray(limits)
-        self._likeliest[_long(logits, rows)](
+        self._likeliest[logits.dtype][_long(logits, rows)](
             logits.data_ptr(),
             logits.stride(0),
             rows.ctypes.data,

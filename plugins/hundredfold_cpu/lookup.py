@@ -12,7 +12,7 @@ from hundredfold_cpu.library import INT, POINTER, Variant
 from hundredfold_cpu.program import ROWS, ByRow, kept_call
 
 _FLOATS, _UNSIGNED, _SIGNED = 0, 1, 2
-_SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """What native functions are called by type of what is looked up."""
 
 
@@ -39,7 +39,7 @@ def capture_lookup(
 ) -> NativeCall | None:
     """See ``hundredfold.plugin.LookingUpElementwise``; ``None`` where a table has another form."""
     table = _table(weight, factor)
-    suffix = _SUFFIXES.get(out.dtype)
+    suffix = SUFFIXES.get(out.dtype)
     if table is None or suffix is None:
         return None
     arguments = (ctypes.addressof(table), ByRow(rows), ROWS, ByRow(out), out.stride(0))

@@ -65,7 +65,7 @@ def run_rows(model: LoadedModel, rows: Sequence[Row], block_size: int = 16) -> l
         everywhere = torch.arange(len(ids), device=device)
         logits = model.forward(torch.tensor(ids, device=device), batch, cache, everywhere)
         for row, part in zip(live, logits.split(counts), strict=True):
-            found[row].append(part.clone())
+            found[row].append(part.to(torch.float32, copy=True))
     return [torch.cat(parts) for parts in found]
 
 

@@ -41,4 +41,4 @@ def full_logits(model: LoadedModel, ids: Sequence[int]) -> Tensor:
     )
     cache = model.cache_planner.allocate(num_blocks)
     with torch.inference_mode():
-        return model.forward(torch.tensor(list(ids), device=model.device), batch, cache, positions)
+        return model.forward(torch.tensor(list(ids), device=model.device), batch, cache, positions).float()

@@ -261,39 +261,69 @@ static void draw(const Draws& draws, Token* room, int64_t room_stride, int64_t* 
   }
 }
 
-// The lowest id of the largest logit, found by its bits as a whole number; a NaN is larger than all.
-static void likeliest_row(const float* row, int64_t size, int64_t* id, float* value) {
-  int32_t most = INT32_MIN, nan = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    int32_t bits;
-    __builtin_memcpy(&bits, row + i, sizeof bits);
-    nan |= (bits & INT32_MAX) > 0x7f800000;
-    const int32_t key = bits ^ ((bits >> 31) & INT32_MAX);
-    most = key > most ? key : most;
+// Logits as whole numbers in the same order, both zeros as one; and those of NaN, in magnitude, are above INFINITE.
+template <class T>
+struct Ordered;
+template <>
+struct Ordered<float> {
+  using Bits = int32_t;
+  static constexpr int32_t INFINITE = 0x7f800000;
+  static float value(float logit) { return logit; }
+};
+template <>
+struct Ordered<uint16_t> {
+  using Bits = int16_t;
+  static constexpr int16_t INFINITE = 0x7f80;
+  static float value(uint16_t logit) {
+    const uint32_t bits = uint32_t(logit) << 16;
+    float wide;
+    __builtin_memcpy(&wide, &bits, sizeof wide);
+    return wide;
   }
-  const int32_t bits = most ^ ((most >> 31) & INT32_MAX);
-  float largest;
-  __builtin_memcpy(&largest, &bits, sizeof largest);
-  int64_t at = 0;
-  if (nan) {
-    while (row[at] == row[at]) ++at;
-    *id = at;
-    *value = row[at];
-    return;
-  }
-  for (int64_t i = 0; i < size; i += CHUNK) {
-    const int64_t end = i + CHUNK < size ? i + CHUNK : size;
-    int32_t some = 0;
-    for (int64_t j = i; j < end; ++j) some |= row[j] == largest;
-    if (!some) continue;
-    for (at = i; row[at] != largest;) ++at;
-    break;
-  }
-  *id = at;
-  *value = largest;
+};
+
+template <class T, class Bits = typename Ordered<T>::Bits>
+static inline Bits magnitude_of(T logit) {
+  Bits bits;
+  __builtin_memcpy(&bits, &logit, sizeof bits);
+  return Bits(bits & (sizeof(Bits) == 4 ? INT32_MAX : INT16_MAX));
 }
 
-static void likeliest(const float* logits, int64_t stride, const int64_t* rows, const int64_t* limits, int64_t count,
+template <class T, class Bits = typename Ordered<T>::Bits>
+static inline Bits place_of(T logit) {
+  Bits bits;
+  __builtin_memcpy(&bits, &logit, sizeof bits);
+  const Bits sign = Bits(bits >> (8 * sizeof bits - 1));
+  return Bits((magnitude_of(logit) ^ sign) - sign);
+}
+
+// The lowest id of the largest logit; a NaN is larger than all. Only the part of the row that has it is looked through.
+template <class T, class Bits = typename Ordered<T>::Bits>
+static void likeliest_row(const T* row, int64_t size, int64_t* id, float* value) {
+  Bits most = 0, largest = 0;
+  int64_t start = -1;
+  for (int64_t i = 0; i < size; i += CHUNK) {
+    const int64_t end = i + CHUNK < size ? i + CHUNK : size;
+    Bits part = place_of(row[i]);
+    for (int64_t j = i; j < end; ++j) {
+      const Bits place = place_of(row[j]), magnitude = magnitude_of(row[j]);
+      part = place > part ? place : part;
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    if (start < 0 || part > most) most = part, start = i;
+  }
+  int64_t at = start;
+  if (largest > Ordered<T>::INFINITE) {
+    for (at = 0; magnitude_of(row[at]) <= Ordered<T>::INFINITE;) ++at;
+  } else {
+    while (place_of(row[at]) != most) ++at;
+  }
+  *id = at;
+  *value = Ordered<T>::value(row[at]);
+}
+
+template <class T>
+static void likeliest(const T* logits, int64_t stride, const int64_t* rows, const int64_t* limits, int64_t count,
                       int64_t* ids, float* values) {
 #pragma omp parallel for schedule(dynamic, 1) if (count > 1)
   for (int64_t i = 0; i < count; ++i) likeliest_row(logits + rows[i] * stride, limits[i], ids + i, values + i);
@@ -301,8 +331,13 @@ static void likeliest(const float* logits, int64_t stride, const int64_t* rows, 
 
 }  // namespace HF_ISA
 
-HF_EXPORT(likeliest)(const float* logits, int64_t stride, const int64_t* rows, const int64_t* limits, int64_t count,
-                     int64_t* ids, float* values) {
+HF_EXPORT(likeliest_f32)(const float* logits, int64_t stride, const int64_t* rows, const int64_t* limits, int64_t count,
+                         int64_t* ids, float* values) {
+  HF_ISA::likeliest(logits, stride, rows, limits, count, ids, values);
+}
+
+HF_EXPORT(likeliest_bf16)(const uint16_t* logits, int64_t stride, const int64_t* rows, const int64_t* limits,
+                          int64_t count, int64_t* ids, float* values) {
   HF_ISA::likeliest(logits, stride, rows, limits, count, ids, values);
 }
 

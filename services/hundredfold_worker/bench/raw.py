@@ -51,7 +51,7 @@ def replay(recorded: RecordingModel) -> float:
             if not len(logits):
                 continue
             if model.device.type == "cpu":
-                logits.numpy().argmax(axis=1)  # faster than torch's
+                logits.float().numpy().argmax(axis=1)  # faster than torch's
             else:
                 logits.argmax(dim=1).cpu()
     return time.perf_counter() - begun

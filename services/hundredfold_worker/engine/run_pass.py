@@ -81,7 +81,7 @@ class PassRunner:
             logits[: len(drawn)], part.slots[drawn], num_outputs[drawn], table.tokens_of
         )
         failed = {int(drawn[i]): failure for i, failure in sampled.failures.items()}
-        scores = self._score_prompts(part, scored, logits[num_drawn:], failed) if scored.any() else []
+        scores = self._score_prompts(part, scored, logits[num_drawn:].float(), failed) if scored.any() else []
         scores += self._scores(part, drawn, sampled)
         sampled_at = time.perf_counter()
         self._report(part, failed, scores, outcome)

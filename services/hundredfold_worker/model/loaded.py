@@ -168,6 +168,6 @@ class LoadedModel(Protocol):
             before_kernels: called once, as late as can be before the first kernel runs.
 
         Returns:
-            float32[R, vocab_size], owned by the caller until the next call. Runs in inference mode: change
-            it in place only inside ``torch.inference_mode()``.
+            [R, vocab_size] in ``dtype`` or in float32, owned by the caller until the next call. Runs in
+            inference mode: change it in place only inside ``torch.inference_mode()``.
         """

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hundredfold.plugin import AttentionBatch
+from hundredfold_worker.floats import FloatRoom
 from hundredfold_worker.model.captured import Captured, can_capture, capture
 from hundredfold_worker.model.decoder import Decoder
 from hundredfold_worker.model.loaded import PagedCache, nothing
@@ -20,6 +21,7 @@ class Runner:
         self._decoder = decoder
         self._can_capture = can_capture(decoder)
         self._captured: Captured | None = None
+        self._capped = FloatRoom()
 
     @torch.inference_mode()
     def forward(
@@ -38,10 +40,10 @@ class Runner:
             logits = decoder.forward(token_ids, batch, cache, logits_at)
         else:
             logits = captured.forward(decoder, token_ids, batch, logits_at, before_kernels)
-        logits = logits.float()
-        if decoder.logit_softcap is not None:
-            logits.div_(decoder.logit_softcap).tanh_().mul_(decoder.logit_softcap)
-        return logits
+        if decoder.logit_softcap is None:
+            return logits
+        logits = self._capped.floats(logits)
+        return logits.div_(decoder.logit_softcap).tanh_().mul_(decoder.logit_softcap)
 
     def _program(self, cache: PagedCache, rows: int, logit_rows: int) -> Captured | None:
         captured = self._captured

@@ -73,7 +73,7 @@ class DecodingRows:
             prompt_lens=prompts,
         )
         ids = self._ids[rows][:, positions].flatten().to(device)
-        return self._model.forward(ids, batch, self._cache, logits_at)
+        return self._model.forward(ids, batch, self._cache, logits_at).float()
 
 
 def tokens_per_second(rows: int, seconds: Sequence[float]) -> float:

@@ -35,4 +35,4 @@ class Scored:
             positions=positions,
         )
         every = torch.arange(count, device=self._device)
-        return self.model.forward(ids.to(self._device), batch, self._cache, every)
+        return self.model.forward(ids.to(self._device), batch, self._cache, every).float()

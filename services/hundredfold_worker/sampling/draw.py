@@ -28,7 +28,7 @@ class TorchDrawer:
         """See ``Drawer``."""
         picked = _pick(logits, rows, limits)
         ids = picked.argmax(dim=1, keepdim=True)
-        return ids[:, 0].cpu().numpy(), picked.gather(1, ids)[:, 0].cpu().numpy()
+        return ids[:, 0].cpu().numpy(), picked.gather(1, ids)[:, 0].float().cpu().numpy()
 
     def draw(self, logits: Tensor, wanted: DrawRows) -> NDArray[np.int64]:
         """See ``Drawer``."""

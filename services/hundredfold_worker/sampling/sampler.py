@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hundredfold.plugin import Drawer, DrawRows
 from hundredfold_worker.failures import FailureCode, RequestFailure
+from hundredfold_worker.floats import FloatRoom
 from hundredfold_worker.sampling.candidates import Candidates, best, normalize
 from hundredfold_worker.sampling.draw import TorchDrawer
 from hundredfold_worker.sampling.edits import TokensOf, apply_edits
@@ -43,6 +44,7 @@ class Sampler:
     def __init__(self, table: SamplingTable, drawer: Drawer | None = None) -> None:
         self._table = table
         self._drawer = drawer or TorchDrawer()
+        self._room = FloatRoom()
 
     def sample(
         self, logits: Tensor, slots: NDArray[np.int64], num_outputs: NDArray[np.int64], tokens_of: TokensOf
@@ -50,7 +52,7 @@ class Sampler:
         """Draw a token for each row.
 
         Args:
-            logits: float32[R, V], changed in place.
+            logits: [R, V] of any float type, changed in place.
             slots: int64[R], whose parameters count.
             num_outputs: int64[R], output tokens that each sequence has: the position that is drawn.
             tokens_of: known ids of a slot.
@@ -62,8 +64,10 @@ class Sampler:
         everyone = np.arange(len(slots))
         token_ids, values = self._drawer.likeliest(logits, everyone, limits)
         failures = _non_finite(values, "non-finite logits: the model's output is not a number or infinite")
-        if table.likeliest[slots].all():  # a step of such rows is short enough for the rest to be felt
+        further = np.flatnonzero(~table.likeliest[slots])
+        if not len(further):  # a step of such rows is short enough for the rest to be felt
             return Sampled(token_ids, failures, {})
+        logits = self._room.floats(logits, slice(further[0], further[-1] + 1))
         scorer = _Scorer(logits, slots, table)
         beams = _without(np.flatnonzero(table.num_candidates[slots] > 0), failures)
         if len(beams):

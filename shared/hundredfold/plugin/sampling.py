@@ -36,15 +36,17 @@ class DrawRows:
 
 
 class Drawer(Protocol):
-    """Picks tokens from float32[R, V] logits. A row's result does not depend on other rows."""
+    """Picks tokens from [R, V] logits. A row's result does not depend on other rows."""
 
     def likeliest(
         self, logits: Tensor, rows: NDArray[np.intp], limits: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Id and logit of each row's likeliest token, the lowest id among equals; a NaN wins."""
+        """Id and logit of each row's likeliest token, the lowest id among equals; a NaN wins. Logits are of
+        the type that the model computes in, or float32.
+        """
 
     def draw(self, logits: Tensor, wanted: DrawRows) -> NDArray[np.int64]:
-        """Draw int64[n] tokens: top_k, then top_p on what is left, then min_p, then the noise.
+        """Draw int64[n] tokens of float32 logits: top_k, then top_p on what is left, then min_p, then noise.
 
         The token with the least noise per weight wins, the likelier and then the lower id among equals. Its
         noise is ``-log1p(-(b + 0.5) / 2**32)`` with the bits ``b`` of its spread id ``s`` and the row's keys,

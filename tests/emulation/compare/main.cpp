@@ -32,12 +32,12 @@ int unknown(const char* path) {
   const std::string prefix = "hf_portable_", words = "_words";
   std::set<std::string> known;
   for (const char* type : {"f32", "bf16"}) {
-    for (const char* kernel : {"rms_norm", "add", "add_rms_norm", "rotate", "gated", "channel_int8", "lookup"})
+    for (const char* kernel : {"rms_norm", "add", "add_rms_norm", "rotate", "gated", "channel_int8", "lookup", "likeliest"})
       known.insert(std::string(kernel) + "_" + type);
     for (const char* encoding : {"fp32", "bf16", "int8", "fp8", "fp8_e5m2", "int4"})
       known.insert(std::string("attention_") + type + "_" + encoding);
   }
-  for (const char* kernel : {"linear", "grouped_int8_float32", "grouped_int8_bfloat16", "pack_channel_int8", "likeliest", "draw"})
+  for (const char* kernel : {"linear", "grouped_int8_float32", "grouped_int8_bfloat16", "pack_channel_int8", "draw"})
     known.insert(kernel);
   std::set<std::string> missing;
   for (size_t at = bytes.find(prefix); at != std::string::npos; at = bytes.find(prefix, at + 1)) {

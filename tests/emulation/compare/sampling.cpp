@@ -3,9 +3,10 @@
 
 namespace {
 
+template <class T>
 struct Rows {
   int64_t size, count, stride;
-  Memory<float> logits;
+  Memory<T> logits;
   Memory<int64_t> rows, limits;
 
   Rows(Random& random, Kind kind)
@@ -16,21 +17,26 @@ struct Rows {
         rows(count),
         limits(count) {
     const float spread = float(random.among({1, 4, 12}));
-    logits.fill([&](int64_t) { return number(random, kind) * spread; });
+    logits.fill([&](int64_t) {
+      const float logit = number(random, kind) * spread;
+      if constexpr (sizeof(T) == 2) return to_bf16(logit);
+      else return logit;
+    });
     rows.fill([&](int64_t i) { return count - 1 - i; });
     limits.fill([&](int64_t) { return random.chance(70) ? size : 1 + random.below(size); });
   }
   std::string text() const { return "size " + std::to_string(size) + " rows " + std::to_string(count); }
 };
 
-int compare_likeliest(const Library& library, uint64_t seed, int cases) {
-  Report report(library, "likeliest");
+template <class T>
+int compare_likeliest(const Library& library, uint64_t seed, int cases, const char* name) {
+  Report report(library, name);
   Random random(seed);
   for (int i = 0; i < cases; ++i) {
-    const Rows r(random, random.chance(40) ? Kind::WILD : Kind::PLAIN);
+    const Rows<T> r(random, random.chance(40) ? Kind::WILD : Kind::PLAIN);
     report.compare<int64_t>(r.text(), 2 * r.count, [&](const std::string& isa, int64_t* out) {
       Memory<float> values(r.count);
-      library.call(isa, "likeliest", static_cast<const float*>(r.logits.data()), r.stride,
+      library.call(isa, name, static_cast<const T*>(r.logits.data()), r.stride,
                    static_cast<const int64_t*>(r.rows.data()), static_cast<const int64_t*>(r.limits.data()), r.count, out,
                    values.data());
       for (int64_t row = 0; row < r.count; ++row) {
@@ -49,7 +55,7 @@ int compare_draw(const Library& library, uint64_t seed, int cases) {
   Random random(seed);
   constexpr int64_t MOST_THREADS = 64;
   for (int i = 0; i < cases; ++i) {
-    const Rows r(random, Kind::PLAIN);
+    const Rows<float> r(random, Kind::PLAIN);
     Memory<float> tops(r.count), temperatures(r.count);
     Memory<int64_t> top_ks(r.count);
     Memory<double> top_ps(r.count), min_ps(r.count);
@@ -83,5 +89,6 @@ int compare_draw(const Library& library, uint64_t seed, int cases) {
 }  // namespace
 
 int compare_sampling(const Library& library, uint64_t seed, int cases) {
-  return compare_likeliest(library, seed, cases) + compare_draw(library, seed + 1, cases);
+  return compare_likeliest<float>(library, seed, cases, "likeliest_f32") +
+         compare_likeliest<uint16_t>(library, seed + 2, cases, "likeliest_bf16") + compare_draw(library, seed + 1, cases);
 }

@@ -263,18 +263,24 @@ def test_columns_beyond_the_limit_do_not_exist(name: str) -> None:
     assert (values == logits[:, :500].max(axis=1)).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", DRAWERS)
-def test_likeliest_takes_the_lowest_of_equals_and_shows_nan(name: str) -> None:
-    logits = np.zeros((4, 1003), dtype=np.float32)
+def test_likeliest_takes_the_lowest_of_equals_and_shows_nan(name: str, dtype: torch.dtype) -> None:
+    logits = torch.zeros((6, 1003), dtype=dtype)
     logits[0, [901, 900, 1002]] = 5.0
-    logits[1, 77] = np.nan
-    logits[2, 5] = np.inf
-    limits = np.full(4, 1003, dtype=np.int64)
-    ids, values = DRAWERS[name](1003).likeliest(torch.from_numpy(logits), np.arange(4), limits)
-    assert ids.tolist() == [900, 77, 5, 0]
+    logits[1, [77, 78]] = torch.nan
+    logits[2, 5] = torch.inf
+    logits[3, ::2] = -0.0
+    logits[4] = torch.arange(1003, 0, -1).neg()
+    logits[5] = -torch.inf
+    limits = np.full(6, 1003, dtype=np.int64)
+    ids, values = DRAWERS[name](1003).likeliest(logits, np.arange(6), limits)
+    assert ids.tolist() == [900, 77, 5, 0, int(logits[4].float().argmax()), 0]
     assert np.isnan(values[1])
     assert np.isinf(values[2])
-    some, _ = DRAWERS[name](1003).likeliest(torch.from_numpy(logits), np.array([2, 0]), limits[:2])
+    assert values[0] == 5.0
+    assert values[4:].tolist() == [-1.0, -np.inf]
+    some, _ = DRAWERS[name](1003).likeliest(logits, np.array([2, 0]), limits[:2])
     assert some.tolist() == [5, 900]
 
 

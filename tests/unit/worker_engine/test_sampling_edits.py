@@ -9,7 +9,7 @@ import torch
 from hundredfold_worker.sampling.edits import apply_edits
 from hundredfold_worker.sampling.history import BadWords, TokenCounts
 from hundredfold_worker.sampling.params import SamplingParams
-from hundredfold_worker.sampling.sampler import Sampler
+from hundredfold_worker.sampling.sampler import Sampled, Sampler
 from hundredfold_worker.sampling.table import SamplingTable
 
 VOCAB = 40
@@ -172,3 +172,30 @@ def test_seeds_at_temperature_one() -> None:
     outputs = {run(seed) for seed in range(1, 21)}
     assert len(outputs) >= 19
     assert run(5) == run(5)
+
+
+def test_narrower_logits_are_sampled_like_their_floats() -> None:
+    logits = torch.from_numpy(np.random.default_rng(2).standard_normal((6, VOCAB)).astype(np.float32))
+    narrow = logits.bfloat16()
+    table = SamplingTable(6, VOCAB)
+    asked = (
+        SamplingParams(5),
+        SamplingParams(5, temperature=1.0, seed=3),
+        SamplingParams(5, bias_ids=(7,), bias_values=(9.0,)),
+        SamplingParams(5, logprobs=2),
+        SamplingParams(5, num_candidates=3),
+        SamplingParams(5),
+    )
+    for slot, params in enumerate(asked):
+        table.put(slot, params, np.array([1]), np.zeros(0))
+
+    def sample(of: torch.Tensor) -> Sampled:
+        return Sampler(table).sample(
+            of, np.arange(6), np.zeros(6, dtype=np.int64), lambda slot: np.array([1])
+        )
+
+    got, expected = sample(narrow.clone()), sample(narrow.float())
+    assert got.token_ids.tolist() == expected.token_ids.tolist()
+    assert got.token_ids[2] == 7
+    assert (got.scores[3].logprobs == expected.scores[3].logprobs).all()
+    assert (got.candidates[4].logprobs == expected.candidates[4].logprobs).all()
