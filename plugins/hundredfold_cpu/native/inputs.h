@@ -116,18 +116,22 @@ static inline __m512i joined(const __m512i (&rows)[BAND]) {
   return quarters(quarters(fours[0], fours[1]), quarters(fours[2], fours[3]));
 }
 
-// A group of sixteen rows of bfloat16, of a multiple of 32 columns.
+// A group of sixteen rows of bfloat16, of a multiple of 32 columns; ONCE: of 32.
+template <bool ONCE>
 static void quantize_band(const GroupedWeight& w, const uint16_t* x, int64_t x_stride, const Inputs& in, int64_t g,
                           int64_t first_row) {
-  const int64_t columns = w.columns_of(g), at = g * in.rows + first_row;
+  const int64_t columns = ONCE ? 2 * LANES : w.columns_of(g), at = g * in.rows + first_row, stride = in.stride;
   const uint16_t* group = x + g * w.group;
+  int8_t* codes = in.row<int8_t>(first_row) + g * w.quads_of(0) * QUAD;
   __m512i each[BAND];
+#pragma GCC unroll 16
   for (int64_t r = 0; r < BAND; ++r) {
-    each[r] = _mm512_setzero_si512();
+    __m512i most = _mm512_setzero_si512();
     for (int64_t i = 0; i < columns; i += 2 * LANES) {
       const __m512i pairs = _mm512_and_si512(_mm512_loadu_si512(group + r * x_stride + i), _mm512_set1_epi32(0x7fff7fff));
-      each[r] = _mm512_max_epu32(each[r], _mm512_max_epu32(pairs, _mm512_slli_epi32(pairs, 16)));
+      most = _mm512_max_epu32(most, _mm512_max_epu32(pairs, _mm512_slli_epi32(pairs, 16)));
     }
+    each[r] = most;
   }
   const __m512i tops = _mm512_and_si512(joined<Larger>(each), _mm512_set1_epi32(0x7fff0000));
   if (_mm512_reduce_max_epi32(tops) >= 0x7f800000) {
@@ -138,17 +142,19 @@ static void quantize_band(const GroupedWeight& w, const uint16_t* x, int64_t x_s
   const Vec scale = where_less(top, least, zero(), div(top, most));
   float ratios[BAND];
   store(ratios, where_less(top, least, zero(), div(most, top)));
+#pragma GCC unroll 16
   for (int64_t r = 0; r < BAND; ++r) {
-    int8_t* codes = in.row<int8_t>(first_row + r) + g * w.quads_of(0) * QUAD;
-    each[r] = _mm512_setzero_si512();
+    const Vec ratio = broadcast(ratios[r]);
+    __m512i sum = _mm512_setzero_si512();
     for (int64_t i = 0; i < columns; i += 2 * LANES) {
       Vec first, second;
       load_bf16_pairs(group + r * x_stride + i, first, second);
-      const Ints low = nearest(mul(first, broadcast(ratios[r]))), high = nearest(mul(second, broadcast(ratios[r])));
+      const Ints low = nearest(mul(first, ratio)), high = nearest(mul(second, ratio));
       const __m512i words = _mm512_mask_blend_epi16(0xaaaaaaaau, low.v, _mm512_slli_epi32(high.v, 16));
-      each[r] = _mm512_add_epi32(each[r], _mm512_madd_epi16(words, _mm512_set1_epi16(1)));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + i), _mm512_cvtepi16_epi8(words));
+      sum = _mm512_add_epi32(sum, _mm512_madd_epi16(words, _mm512_set1_epi16(1)));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + r * stride + i), _mm512_cvtepi16_epi8(words));
     }
+    each[r] = sum;
   }
   const Ints sums = {joined<Plus>(each)};
   store(in.scales + at, scale);
@@ -156,19 +162,26 @@ static void quantize_band(const GroupedWeight& w, const uint16_t* x, int64_t x_s
   _mm512_storeu_si512(in.biases + at, _mm512_mullo_epi32(sums.v, _mm512_set1_epi32(w.code_bias)));
 }
 
+static void quantize_band(const GroupedWeight& w, const uint16_t* x, int64_t x_stride, const Inputs& in, int64_t first_row) {
+  const bool once = w.group == 2 * LANES;
+  for (int64_t g = 0; g < w.groups(); ++g) {
+    if (once)
+      quantize_band<true>(w, x, x_stride, in, g, first_row);
+    else
+      quantize_band<false>(w, x, x_stride, in, g, first_row);
+  }
+}
+
 static inline bool fits_bands(const GroupedWeight& w) { return w.group % (2 * LANES) == 0 && w.k % (2 * LANES) == 0; }
 
 #endif
 
-// Up to BAND rows; groups of whole registers of all of them at once, where the processor has wide ones.
+// Up to BAND rows; a group of all of them at once, where registers are wide and groups fill them.
 template <class Code, class T>
 static void quantize_rows(const GroupedWeight& w, const T* x, int64_t x_stride, const Inputs& in, int64_t first, int64_t rows) {
 #if HF_ISA_NUMBER >= HF_AVX512
   if constexpr (sizeof(T) == sizeof(uint16_t) && sizeof(Code) == sizeof(int8_t)) {
-    if (rows == BAND && fits_bands(w)) {
-      for (int64_t g = 0; g < w.groups(); ++g) quantize_band(w, x + first * x_stride, x_stride, in, g, first);
-      return;
-    }
+    if (rows == BAND && fits_bands(w)) return quantize_band(w, x + first * x_stride, x_stride, in, first);
   }
 #endif
   for (int64_t row = first; row < first + rows; ++row) quantize_row<Code>(w, x + row * x_stride, in, row);
