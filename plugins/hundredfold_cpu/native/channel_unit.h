@@ -30,10 +30,21 @@ struct UnitPanels {
   }
 };
 
+// What is asked for while the unit works: so many lines with each 64 columns.
+struct Ahead {
+  const int8_t* next;
+  int64_t lines;
+
+  void expect() {
+    for (const int8_t* end = next + lines * 64; next < end; next += 64) __builtin_prefetch(next, 0, 2);
+  }
+};
+
 // R times sixteen rows and P panels to sums[R][P][16][16], in tiles 0 to 3.
 template <int R, int P>
-static void unit_sums(const Code* x, int64_t stride, const UnitPanels<P>& panels, int64_t columns, int32_t* sums) {
+static void unit_sums(const Code* x, int64_t stride, const UnitPanels<P>& panels, int64_t columns, Ahead& ahead, int32_t* sums) {
   const auto add_columns = [&](int64_t column, const int8_t* first, const int8_t* second) {
+    ahead.expect();
     tile_load<4>(x + column, stride);
     tile_load<6>(first, UNIT_BYTES);
     tile_dot_unsigned_signed<0, 4, 6>();
@@ -70,13 +81,16 @@ static void unit_rows(const ChannelProduct<T>& job, int64_t panel) {
   Sum corrections[P];
   for (int p = 0; p < P; ++p) corrections[p] = load_sum(own.w.correction + (panel + p) * PANEL);
   constexpr int64_t MOST = UNIT_TILES * UNIT_ROWS;
+  // The thread's next panels, a part with each of the blocks of rows.
+  const int64_t blocks = (own.m + MOST - 1) / MOST;
+  Ahead ahead{own.w.codes + (panel + P) * own.width(), (P * PANEL + blocks - 1) / blocks};
   for (int64_t row = 0; row < own.m; row += MOST) {
     const int64_t count = own.m - row < MOST ? own.m - row : MOST;
     const Code* x = own.x + row * own.x_stride;
     if (count > UNIT_ROWS) {
-      unit_sums<2, P>(x, own.x_stride, panels, own.w.k, sums);
+      unit_sums<2, P>(x, own.x_stride, panels, own.w.k, ahead, sums);
     } else {
-      unit_sums<1, P>(x, own.x_stride, panels, own.w.k, sums);
+      unit_sums<1, P>(x, own.x_stride, panels, own.w.k, ahead, sums);
     }
     for (int64_t r = 0; r < count; ++r) {
       const Vec scale = broadcast(own.scales[row + r]);
