@@ -124,6 +124,24 @@ inline V blend(Mask mask, V a, V b) {
   const U x = lanes<uint32_t>(a), y = lanes<uint32_t>(b);
   return U::each([&](int i) { return (mask >> i & 1 ? y : x).v[i]; });
 }
+// Those of the classes OF, of which subnormal numbers are known.
+template <int OF>
+inline Mask classify(__m512 a) {
+  static_assert(OF == 0x20);
+  const U bits = lanes<uint32_t>(a);
+  unsigned mask = 0;
+  for (int i = 0; i < 16; ++i) mask |= unsigned(!(bits.v[i] & 0x7f800000u) && bits.v[i] & 0x7fffffu) << i;
+  return Mask(mask);
+}
+// b before a; no subnormal number is among them.
+inline __m512i to_bf16(__m512 a, __m512 b) {
+  const U x = lanes<uint32_t>(b), y = lanes<uint32_t>(a);
+  return Lanes<uint16_t>::each([&](int i) {
+    const uint32_t bits = i < 16 ? x.v[i] : y.v[i - 16];
+    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    return uint16_t(nan ? bits >> 16 | 0x40 : (bits + (bits >> 16 & 1) + 0x7fffu) >> 16);
+  });
+}
 inline __m512i inserti64x4(__m512i a, __m256i b, int at) {
   __m512i r = a;
   __builtin_memcpy(reinterpret_cast<char*>(&r) + 32 * at, &b, 32);
@@ -259,6 +277,8 @@ inline __m512 half_to_float(__m256i a) {
 #define _mm512_cvtepi16_epi8(a) emulated::words_to_bytes(a)
 #define _mm512_scalef_ps(a, b) emulated::scalef(a, b)
 #define _mm512_test_epi32_mask(a, b) emulated::test(a, b)
+#define _mm512_fpclass_ps_mask(a, of) emulated::classify<of>(a)
+#define _mm512_cvtne2ps_pbh(a, b) emulated::to_bf16(a, b)
 #define _mm512_cmp_ps_mask(a, b, how) emulated::compare<how>(a, b)
 #define _mm512_mask_blend_ps(mask, a, b) emulated::blend<__m512>(mask, a, b)
 #define _mm512_mask_blend_epi16(mask, a, b) emulated::blend_words(mask, a, b)

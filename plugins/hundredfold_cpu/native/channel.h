@@ -34,12 +34,15 @@ struct ChannelProduct {
   int64_t steps() const { return (w.k + STEP - 1) / STEP; }
   int64_t width() const { return steps() * PANEL * STEP; }  // codes of a panel
 
-  // A row's sums of a panel, `scale` being the row's.
+  // A row's sums of a panel as floats, `scale` being the row's.
+  Vec outputs(int64_t panel, Sum sums, Vec scale) const {
+    const int64_t first = panel * PANEL;
+    const Vec v = mul(to_float(sums), mul(load(w.scales + first), scale));
+    return w.bias ? add(v, get_part(w.bias + first, w.n - first)) : v;
+  }
   void put_row(int64_t row, int64_t panel, Sum sums, Vec scale) const {
-    const int64_t first = panel * PANEL, columns = w.n - first;
-    Vec v = mul(to_float(sums), mul(load(w.scales + first), scale));
-    if (w.bias) v = add(v, get_part(w.bias + first, columns));
-    put_part(y + row * y_stride + first, v, columns);
+    const int64_t first = panel * PANEL;
+    put_part(y + row * y_stride + first, outputs(panel, sums, scale), w.n - first);
   }
 };
 

@@ -1,6 +1,8 @@
 // Integers by channel times many rows of codes on the matrix unit: the sums of 32 rows and 32 outputs are four tiles.
 #pragma once
 
+#include <type_traits>
+
 #include "channel.h"
 #include "matrix_unit.h"
 
@@ -81,6 +83,7 @@ static void unit_rows(const ChannelProduct<T>& job, int64_t panel) {
   Sum corrections[P];
   for (int p = 0; p < P; ++p) corrections[p] = load_sum(own.w.correction + (panel + p) * PANEL);
   constexpr int64_t MOST = UNIT_TILES * UNIT_ROWS;
+  const bool both_whole = (panel + P) * PANEL <= own.w.n;
   // The thread's next panels, a part with each of the blocks of rows.
   const int64_t blocks = (own.m + MOST - 1) / MOST;
   Ahead ahead{own.w.codes + (panel + P) * own.width(), (P * PANEL + blocks - 1) / blocks};
@@ -95,9 +98,16 @@ static void unit_rows(const ChannelProduct<T>& job, int64_t panel) {
     for (int64_t r = 0; r < count; ++r) {
       const Vec scale = broadcast(own.scales[row + r]);
       const int32_t* from = sums + r / UNIT_ROWS * P * TILE_SUMS + r % UNIT_ROWS * PANEL;
-#pragma GCC unroll 2
-      for (int p = 0; p < P; ++p)
-        own.put_row(row + r, panel + p, plus(load_sum(from + p * TILE_SUMS), corrections[p]), scale);
+      Sum row_sums[P];
+      for (int p = 0; p < P; ++p) row_sums[p] = plus(load_sum(from + p * TILE_SUMS), corrections[p]);
+      if constexpr (std::is_same_v<T, uint16_t> && P == 2) {
+        if (both_whole) {
+          const Vec first = own.outputs(panel, row_sums[0], scale), second = own.outputs(panel + 1, row_sums[1], scale);
+          store_bf16(own.y + (row + r) * own.y_stride + panel * PANEL, first, second);
+          continue;
+        }
+      }
+      for (int p = 0; p < P; ++p) own.put_row(row + r, panel + p, row_sums[p], scale);
     }
   }
 }

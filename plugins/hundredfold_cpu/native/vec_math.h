@@ -63,6 +63,18 @@ static inline void store_bf16(uint16_t* p, Vec a) {
   const __m256i out = _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_bf16(a), 16));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), out);
 }
+#if HF_ISA_NUMBER >= HF_AVX512AMX
+// thirty-two, `a` before `b`
+static inline void store_bf16(uint16_t* p, Vec a, Vec b) {
+  constexpr int SUBNORMAL = 0x20;  // which the instruction takes for zero
+  if (__builtin_expect(_mm512_fpclass_ps_mask(a.v, SUBNORMAL) | _mm512_fpclass_ps_mask(b.v, SUBNORMAL), 0)) {
+    store_bf16(p, a), store_bf16(p + LANES, b);
+  } else {
+    const auto both = _mm512_cvtne2ps_pbh(b.v, a.v);
+    std::memcpy(p, &both, sizeof both);
+  }
+}
+#endif
 // sixteen pairs, of the first and the second of each
 static inline void store_bf16_pairs(uint16_t* p, Vec first, Vec second) {
   const __m512i low = _mm512_srli_epi32(round_bf16(first), 16);
