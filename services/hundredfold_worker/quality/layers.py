@@ -61,6 +61,7 @@ class LayerLosses:
         if len(a.layers) != len(b.layers):
             raise StartError(f"layers cannot be compared: one side has {len(a.layers)}, one {len(b.layers)}")
         self._sums: dict[str, _Sums] = {}
+        self._second_dtype = second.dtype
         layers = []
         for index, (own, other) in enumerate(zip(a.layers, b.layers, strict=True)):
             heard: dict[str, Any] = {
@@ -102,7 +103,7 @@ class LayerLosses:
 
         def both(x: Tensor) -> Tensor:
             y: Tensor = own(x)
-            sums.add(y, other(x))
+            sums.add(y, other(x.to(self._second_dtype)))
             return y
 
         if isinstance(own, Projection):

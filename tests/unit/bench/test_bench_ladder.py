@@ -20,7 +20,7 @@ from hundredfold.bench.ladder.stages import FLOAT, QUICK, Load, Stage, merged, s
 from hundredfold.bench.ladder.table import markdown, render_ladder
 from hundredfold.bench.neighbours import Loads, Neighbours
 from hundredfold.bench.report import Environment, RequestRecord, summarize
-from hundredfold.bench.stack import StackError
+from hundredfold.bench.stack import MAKE_UP, StackError
 from hundredfold.v1.control_pb2 import GetLoadResponse, RuntimeInfo, ServiceInfo
 
 CEILINGS = Ceilings(20e9, {"fp32": 100e9, "bf16": 50e9, "int8": 400e9}, 2, "AVX2")
@@ -155,7 +155,7 @@ def test_later_stages_take_over_the_fastest_settings(climb):
     settings = dict(asked)
     assert settings["int8-activations"]["worker.activations"] == "int8"
     assert settings["int8-weights"]["worker.quantization"] == "int8"
-    assert settings["default"] == {"worker.kv_cache_dtype": "int8"}
+    assert settings["default"] == MAKE_UP
     cache = next(row for row in found.rows if row.stage == "int8-cache")
     assert cache.settings["worker.activations"] == "int8"
     assert cache.settings["worker.quantization"] == "auto", "the slower recipe is not built on"

@@ -221,7 +221,7 @@ def test_layers_are_placed_in_order_and_the_rest_stays_on_disk(write: Write) -> 
 
 
 def test_what_does_not_fit_gets_remedies_in_order_and_exit_code_1(write: Write) -> None:
-    options = ("--device", "cpu", "--dtype", "auto", "--memory", "64GiB", "--concurrency", "32")
+    options = ("--device", "cpu", "--dtype", "auto", "--memory", "40GiB", "--concurrency", "32")
     done = run(write(LLAMA3_8B), *options, "--json")
     found = json.loads(done.stdout)
     assert (done.exit_code, found["fits"]["enough"]) == (1, False)

@@ -131,7 +131,7 @@ def test_text_is_cut_in_windows_of_the_models_own_tokens(tiny: str, tmp_path: Pa
 
 
 def test_a_model_against_itself_loses_nothing(tiny: str) -> None:
-    done = run(f"{tiny}:dtype=fp32", "", "--json", "--layers", "--max-perplexity-increase", "0%")
+    done = run(f"{tiny}:dtype=fp32", ":dtype=fp32", "--json", "--layers", "--max-perplexity-increase", "0%")
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["perplexity_increase"] == 0
@@ -140,6 +140,12 @@ def test_a_model_against_itself_loses_nothing(tiny: str) -> None:
     assert report["positions"] == report["text"]["scored_tokens"] == 147
     assert {loss["error"] for loss in report["layers"]} == {0}
     assert report["pass"] is True
+
+
+def test_sides_may_compute_in_different_types(tiny: str) -> None:
+    done = run(f"{tiny}:dtype=fp32", ":dtype=bf16", "--json", "--layers")
+    assert done.exit_code == 0, done.output
+    assert all(0 < loss["error"] < 0.05 for loss in json.loads(done.stdout)["layers"])
 
 
 def test_a_loss_is_seen_and_fails_the_build(tiny: str) -> None:
