@@ -110,6 +110,12 @@ inline __m512 fmadd_ps(__m512 a, __m512 b, __m512 c) {
   const F x = lanes<float>(a), y = lanes<float>(b), z = lanes<float>(c);
   return F::each([&](int i) { return __builtin_fmaf(x.v[i], y.v[i], z.v[i]); });
 }
+inline void mask_storeu_epi8(void* p, uint32_t mask, __m256i a) {
+  char bytes[32];
+  __builtin_memcpy(bytes, &a, sizeof bytes);
+  for (int i = 0; i < 32; ++i)
+    if (mask >> i & 1) static_cast<char*>(p)[i] = bytes[i];
+}
 template <int HOW>
 inline Mask compare(__m512 a, __m512 b) {
   static_assert(HOW == _CMP_LT_OQ || HOW == _CMP_UNORD_Q);
@@ -234,6 +240,7 @@ inline __m512 half_to_float(__m256i a) {
 #define _mm512_max_ps(a, b) __m512(emulated::pairwise<float>(a, b, [](float x, float y) { return x > y ? x : y; }))
 #define _mm512_min_ps(a, b) __m512(emulated::pairwise<float>(a, b, [](float x, float y) { return x < y ? x : y; }))
 #define _mm512_fmadd_ps(a, b, c) emulated::fmadd_ps(a, b, c)
+#define _mm256_mask_storeu_epi8(p, mask, a) emulated::mask_storeu_epi8(p, mask, a)
 #define HF_INTEGERS(T, a, b, op) __m512i(emulated::pairwise<T>(a, b, [](T x, T y) { return op; }))
 #define _mm512_add_epi32(a, b) HF_INTEGERS(uint32_t, a, b, x + y)
 #define _mm512_sub_epi32(a, b) HF_INTEGERS(uint32_t, a, b, x - y)

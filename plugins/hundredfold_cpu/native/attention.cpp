@@ -29,10 +29,13 @@ struct Call {
   int64_t first_key(int64_t position) const {  // that a query sees
     return position - layer.window + 1 > 0 ? position - layer.window + 1 : 0;
   }
-  int64_t key_bytes() const {  // of sixteen keys
-    return paged.key_units * UNIT / paged.PACKED * int64_t(sizeof(typename E::Code));
-  }
   const int32_t* table(const Tile& tile) const { return step.tables + tile.row * step.table_stride; }
+  // Where the keys of a run are that a tile sees; runs are counted from the sequence's start.
+  void find(const Tile& tile, const int32_t* table, int64_t head, int64_t index, Run<E>& run) const {
+    const int64_t first = first_key(tile.position), last = tile.position + tile.count;
+    const int64_t from = index * RUN, to = from + RUN;
+    run.find(paged, table, head, first > from ? first : from, last < to ? last : to);
+  }
   void write(int64_t token, int64_t head) const {
     const int64_t own = head * layer.head_dim;
     write_token(paged, step.slots[token], head, k + token * k_stride + own, v + token * v_stride + own);
@@ -47,86 +50,86 @@ static void take_queries(const Call<T, E>& call, const Tile& tile, int64_t head,
   const Vec scale_by = broadcast(float(call.layer.scale));
   for (int64_t row = 0; row < room.rows; ++row) {
     const T* from = call.q + (tile.first + row / group) * call.q_stride + (head * group + row % group) * dim;
+    typename Query<E>::Type* to = room.q + row * columns;  // whole vectors are written: the next row comes after
     float wide[MOST_DIM];
-    int16_t codes[MOST_DIM];
     for (int64_t d = 0; d < columns; d += LANES) store(wide + d, mul(get_part(from + d, dim - d), scale_by));
-    if constexpr (E::INTEGERS)
-      room.q_factors[row] = to_int16(wide, up(columns, LANES), codes);
-    else
+    if constexpr (E::INTEGERS) {
+      room.q_factors[row] = to_int16(wide, up(columns, LANES), top_of(wide, up(columns, LANES)), to);
+    } else {
       room.q_factors[row] = 1.0f;
-    if constexpr (NIBBLES<E>) sum_bands(codes, columns, Bands(room, call.paged).sums(row));
-    for (int64_t d = 0; d < columns; ++d) {
-      if constexpr (E::INTEGERS)
-        room.q[row * columns + d] = codes[d];
-      else
-        room.q[row * columns + d] = wide[d];
+      for (int64_t d = 0; d < columns; d += LANES) store(to + d, load(wide + d));
     }
+    if constexpr (NIBBLES<E>) sum_bands(to, columns, Bands(room, call.paged).sums(row));
   }
 }
 
-// The keys that a thread needs next, asked for line by line while it weighs the values of those it has: memory is idle
-// then. Many lines at once would hold up the loads of the work that they hide behind.
-template <class T, class E>
-struct Ahead {
-  static constexpr int64_t MOST = 16;  // groups; a longer run asks for the others itself
-  int64_t groups = 0, next = 0, left = 0, lines = 0;
-  const char* at = nullptr;
-  const typename E::Code* keys[MOST];
+// A tile's run for one kv head, or nothing.
+struct Place {
+  const Tile* tile;
+  int64_t head, run;
 
-  void look(const Call<T, E>& call, const Tile& tile, int64_t head, int64_t only) {
-    if (tile.blocks) return;  // its blocks are not chosen yet
-    const int64_t first = call.first_key(tile.position), run = only >= 0 ? only : first / RUN;
-    const int64_t begin = first > run * RUN ? first : run * RUN, end = tile.position + tile.count;
-    Run<E> run_ahead;
-    run_ahead.find(call.paged, call.table(tile), head, begin, end < begin + MOST * LANES ? end : begin + MOST * LANES);
-    groups = run_ahead.groups < MOST ? run_ahead.groups : MOST, lines = (call.key_bytes() + 63) / 64;
-    for (int64_t g = 0; g < groups; ++g) keys[g] = run_ahead.keys[g];
-  }
-  void operator()() {
-    if (left == 0) {
-      if (next == groups) return;
-      at = reinterpret_cast<const char*>(keys[next++]), left = lines;
-    }
-    expect_read(at);
-    at += 64, --left;
-  }
+  bool operator==(const Place& other) const { return tile == other.tile && head == other.head && run == other.run; }
 };
 
-// What the queries see of keys begin to end, which lie in one run: `most`, `total` and `part` of each row.
+// A thread's memory to work in, the run that it computes, and the one that it most likely computes next: that is asked for
+// meanwhile.
+template <class E>
+struct Thread {
+  float* scratch;
+  Place ahead{nullptr, 0, 0};
+  Run<E> runs[2];
+  Run<E>*now = runs, *next = runs + 1;
+
+  explicit Thread(float* scratch) : scratch(scratch) {}
+};
+
+// What the queries see of a run of keys: `most`, `total` and `part` of each row.
 template <class T, class E>
-static void compute_run(const Call<T, E>& call, const Tile& tile, const int32_t* table, int64_t head, int64_t begin,
-                        int64_t end, const Room<E>& room, Ahead<T, E>& ahead) {
-  const int64_t units = call.paged.key_units, group = call.group(), key_bytes = call.key_bytes();
+static void compute_run(const Call<T, E>& call, const Tile& tile, const Run<E>& run, Run<E>& next, const Room<E>& room) {
+  const int64_t units = call.paged.key_units, group = call.group(), key_bytes = call.paged.sixteen_keys();
   const int64_t value_bytes = LANES * LANES / call.paged.PACKED * int64_t(sizeof(typename E::Code));
-  Run<E> run;
-  run.find(call.paged, table, head, begin, end);
-  for (int64_t g = 0; g < run.groups; ++g) {
-    if (g + 2 < run.groups) fetch(run.keys[g + 2], key_bytes);
-    if constexpr (E::SCALED) expect_read(run.key_scales[g]), expect_read(run.value_scales[g]);
-    constexpr bool SPREAD = E::INTEGERS && !NIBBLES<E>;  // `score` asks for values between its products
-    if constexpr (!SPREAD)
+  if constexpr (BYTES<E>) {
+    constexpr int64_t TOGETHER = 8;  // sixteens of keys that stay in the first-level cache for all rows
+    for (int64_t g = 0; g < run.groups; g += TOGETHER) {
+      const int64_t stop = g + TOGETHER < run.groups ? g + TOGETHER : run.groups;
+      by_rows(room.rows, [&](auto taken, int64_t row) {
+        score_all<decltype(taken)::COUNT>(room.q + row * 2 * units, units, run, next, g, stop, room.scores + row * RUN);
+      });
+    }
+    for (int64_t g = run.groups; g < next.groups; ++g) {  // the others are asked for between products
+      fetch_early(next.keys[g], key_bytes);
+      for (int64_t panel = 0; panel < call.paged.panels; ++panel) fetch_early(next.values[g] + panel * next.panel, value_bytes);
+    }
+    next.asked_for = next.groups > 0;
+  } else {
+    for (int64_t g = 0; g < run.groups; ++g) {
+      if (g + 2 < run.groups) fetch(run.keys[g + 2], key_bytes);
       for (int64_t panel = 0; panel < call.paged.panels; ++panel) fetch(run.values[g] + panel * run.panel, value_bytes);
-    by_rows(room.rows, [&](auto taken, int64_t row) {
-      float* scores = room.scores + row * RUN + g * LANES;
-      if constexpr (NIBBLES<E>)
-        score_bands<decltype(taken)::COUNT>(room, call.paged, row, run.keys[g], run.key_scales[g], scores);
-      else
-        score<E, decltype(taken)::COUNT>(room.q + row * 2 * units, units, run.keys[g], run.values[g], run.panel, scores, RUN);
-    });
+      by_rows(room.rows, [&](auto taken, int64_t row) {
+        float* scores = room.scores + row * RUN + g * LANES;
+        if constexpr (NIBBLES<E>)
+          score_bands<decltype(taken)::COUNT>(room, call.paged, row, run.keys[g], run.key_scales[g], scores);
+        else
+          score<E, decltype(taken)::COUNT>(room.q + row * 2 * units, units, run.keys[g], scores, RUN);
+      });
+    }
   }
   const auto seen = [&](int64_t query, int64_t& first, int64_t& last) {  // counted from the run's base
     const int64_t position = tile.position + query, own = call.first_key(position);
-    first = (own > begin ? own : begin) - run.base, last = (position + 1 < end ? position + 1 : end) - run.base;
+    first = (own > run.begin ? own : run.begin) - run.base;
+    last = (position + 1 < run.end ? position + 1 : run.end) - run.base;
     return first < last;
   };
-  for (int64_t row = 0; row < room.rows; ++row) {
-    int64_t first, last;
-    if (seen(row / group, first, last))
-      soften(run, room, row, first, last, call.layer.softcap);
-    else
-      leave_out(run, room, row);
+  for (int64_t query = 0; query < tile.count; ++query) {
+    int64_t first, last, row = query * group;
+    const int64_t end_row = row + group;
+    if (seen(query, first, last)) {
+      for (; end_row - row >= 3; row += 3) soften<3>(run, next, room, row, first, last, call.layer.softcap);
+      for (; row < end_row; ++row) soften<1>(run, next, room, row, first, last, call.layer.softcap);
+    }
+    for (; row < end_row; ++row) leave_out(run, room, row);
   }
-  sum_values(run, call.paged, room, tile.count, seen, ahead);
+  sum_values(run, next, call.paged, room, tile.count, seen);
 }
 
 template <class T, class E>
@@ -172,23 +175,41 @@ static const int32_t* choose(const Call<T, E>& call, Tile& tile, int64_t head, f
   return room.chosen;
 }
 
-// The queries of a tile with the heads that share one kv head: all runs, or one of them.
+// The queries of a tile with the heads that share one kv head: all runs, or one of them. `after` is what most likely
+// comes next.
 template <class T, class E>
-static void attend(const Call<T, E>& call, const Tile& whole, int64_t head, int64_t only, float* scratch,
-                   Ahead<T, E>& ahead) {
+static void attend(const Call<T, E>& call, const Tile& whole, int64_t head, int64_t only, Thread<E>& thread,
+                   const Place& after) {
   Tile tile = whole;
-  const Room<E> room(scratch, tile.count * call.group(), call.paged.panels * LANES);
+  const Room<E> room(thread.scratch, tile.count * call.group(), call.paged.panels * LANES);
   if (tile.writes)
     for (int64_t i = 0; i < tile.count; ++i) call.write(tile.first + i, head);
-  take_queries(call, tile, head, room);
-  const int32_t* table = tile.blocks ? choose(call, tile, head, scratch) : call.table(tile);
+  const int32_t* table = tile.blocks ? choose(call, tile, head, thread.scratch) : call.table(tile);
   const int64_t first = call.first_key(tile.position), end = tile.position + tile.count;
-  const auto compute = [&](int64_t run) {
-    const int64_t from = run * RUN, to = from + RUN;
-    compute_run(call, tile, table, head, first > from ? first : from, end < to ? end : to, room, ahead);
+  const auto look = [&](int64_t run) {  // what is computed now, and what comes then
+    if (!(thread.ahead == Place{&whole, head, run})) {
+      call.find(tile, table, head, run, *thread.now);
+      thread.now->expect_scales();
+    }
+    const bool last = only >= 0 || (run + 1) * RUN >= end;
+    thread.ahead = last ? after : Place{&whole, head, run + 1};
+    if (!last)
+      call.find(tile, table, head, run + 1, *thread.next);
+    else if (after.tile)
+      call.find(*after.tile, call.table(*after.tile), after.head, after.run, *thread.next);
+    else
+      thread.next->groups = 0;
+    thread.next->expect_scales();
   };
+  const auto compute = [&] {
+    compute_run(call, tile, *thread.now, *thread.next, room);
+    Run<E>* done = thread.now;
+    thread.now = thread.next, thread.next = done;
+  };
+  look(only >= 0 ? only : first / RUN);
+  take_queries(call, tile, head, room);
   if (only >= 0) {
-    compute(only);
+    compute();
     for (int64_t row = 0; row < room.rows; ++row) {
       float* to = part_of(call, tile, head, only, row, room);
       to[0] = room.most[row], to[1] = room.total[row];
@@ -198,7 +219,8 @@ static void attend(const Call<T, E>& call, const Tile& whole, int64_t head, int6
   }
   begin_rows(call, head, room);
   for (int64_t run = first / RUN; run * RUN < end; ++run) {
-    compute(run);
+    if (run > first / RUN) look(run);
+    compute();
     for (int64_t row = 0; row < room.rows; ++row)
       join(room, row, room.most[row], room.total[row], room.part + row * room.width);
   }
@@ -225,18 +247,26 @@ static void write_piece(const Call<T, E>& call, int64_t index) {
   for (int64_t token = piece.first; token < piece.first + piece.count; ++token) call.write(token, index % heads);
 }
 
+// Where an item begins, if it is known yet.
 template <class T, class E>
-static void attend_item(const Call<T, E>& call, int64_t index, float* scratch) {
+static Place place_of(const Call<T, E>& call, const Item& item, int64_t head) {
+  const Tile& tile = call.step.tiles[item.tile];
+  if (tile.blocks) return {nullptr, 0, 0};  // its blocks are not chosen yet
+  return {&tile, head, item.run >= 0 ? item.run : call.first_key(tile.position) / RUN};
+}
+
+template <class T, class E>
+static void attend_item(const Call<T, E>& call, int64_t index, Thread<E>& thread) {
   const Step& step = call.step;
   const Item& item = step.items[index];
-  const int64_t after = index + step.num_threads, end = item.head + item.heads;  // most likely this thread's next item
+  const int64_t later = index + step.num_threads, end = item.head + item.heads;  // most likely this thread's next item
   for (int64_t head = item.head; head < end; ++head) {
-    Ahead<T, E> ahead;
+    Place after{nullptr, 0, 0};
     if (head + 1 < end)
-      ahead.look(call, step.tiles[item.tile], head + 1, item.run);
-    else if (after < step.num_items)
-      ahead.look(call, step.tiles[step.items[after].tile], step.items[after].head, step.items[after].run);
-    attend(call, step.tiles[item.tile], head, item.run, scratch, ahead);
+      after = place_of(call, item, head + 1);
+    else if (later < step.num_items)
+      after = place_of(call, step.items[later], step.items[later].head);
+    attend(call, step.tiles[item.tile], head, item.run, thread, after);
   }
 }
 
@@ -269,7 +299,10 @@ template <class T, class E>
 static void run_in_team(const Call<T, E>& call) {
   const Step& step = call.step;
   each_by_team(step, step.num_pieces * call.layer.num_kv_heads, [&](int64_t i, float*) { write_piece(call, i); });
-  each_by_team(step, step.num_items, [&](int64_t i, float* scratch) { attend_item(call, i, scratch); });
+  each_by_team(step, step.num_items, [&](int64_t i, float* scratch) {
+    Thread<E> thread(scratch);
+    attend_item(call, i, thread);
+  });
   each_by_team(step, step.num_joins, [&](int64_t i, float* scratch) { join_item(call, i, scratch); });
 }
 
@@ -285,12 +318,13 @@ static void run(const Call<T, E>& call) {
 #else
     float* scratch = step.scratch;
 #endif
+    Thread<E> thread(scratch);
     if (step.num_pieces) {
 #pragma omp for schedule(dynamic, 1)
       for (int64_t i = 0; i < step.num_pieces * heads; ++i) write_piece(call, i);
     }
 #pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t i = 0; i < step.num_items; ++i) attend_item(call, i, scratch);
+    for (int64_t i = 0; i < step.num_items; ++i) attend_item(call, i, thread);
     if (step.num_joins) {
 #pragma omp barrier
 #pragma omp for schedule(dynamic, 1) nowait

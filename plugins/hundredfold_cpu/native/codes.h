@@ -47,6 +47,11 @@ static inline void load_nibbles(const uint8_t* p, Pairs& low, Pairs& high) {
   const __m512i wide = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   low = {_mm512_and_si512(wide, _mm512_set1_epi16(15))}, high = {_mm512_srli_epi16(wide, 4)};
 }
+// sixteen codes to every second place; what lies between is not touched
+static inline void spread(const int8_t* codes, int8_t* to) {
+  const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+  _mm256_mask_storeu_epi8(to, 0x55555555u, wide);
+}
 // rounds half to even; all have to fit
 static inline void store_int16(int16_t* p, Vec x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x.v)));
@@ -140,6 +145,13 @@ static inline void store_int16(int16_t* p, const Vec& x) {
   }
 }
 
+#endif
+
+#if HF_ISA_NUMBER < HF_AVX512
+// sixteen codes to every second place; what lies between is not touched
+static inline void spread(const int8_t* codes, int8_t* to) {
+  for (int i = 0; i < LANES; ++i) to[2 * i] = codes[i];
+}
 #endif
 
 }  // namespace HF_ISA

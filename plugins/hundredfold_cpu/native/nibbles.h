@@ -155,7 +155,7 @@ static inline void weigh_band(const Run<Int4>& run, const Room<Int4>& room, int6
   Vec total = zero();
   for (int64_t i = from; i < to; i += LANES) total = add(total, load(shifts + i));
   *shift = sum(total);
-  room.weight_factors[row] = to_int16(scaled + from, to - from, codes + from);
+  room.weight_factors[row] = to_int16(scaled + from, to - from, top_of(scaled + from, to - from), codes + from);
   for (int64_t i = 0; i < from; ++i) codes[i] = 0;
   for (int64_t i = to; i < run.groups * LANES; ++i) codes[i] = 0;
 }
@@ -180,15 +180,16 @@ static inline void mix_band(const Run<Int4>& run, const Room<Int4>& room, const 
 }
 
 // The weighted values of a run, for every row; `seen(query, first, last)` tells what one sees of it.
-template <class F, class A>
-static inline void sum_values(const Run<Int4>& run, const Paged<Int4>& paged, const Room<Int4>& room, int64_t queries,
-                              F seen, A& ahead) {
-  const int64_t group = room.rows / queries;
+template <class F>
+static inline void sum_values(const Run<Int4>& run, const Run<Int4>& next, const Paged<Int4>& paged, const Room<Int4>& room,
+                              int64_t queries, F seen) {
+  const int64_t group = room.rows / queries, soon = next.groups < SOON ? next.groups : SOON;
   float* shifts = Bands(room, paged).shifts();
+  int64_t asked = 0;
   for (int64_t band = 0; band < paged.bands; ++band) {
     for (int64_t row = 0; row < room.rows; ++row) {
       int64_t first, last;
-      for (int64_t i = 0; i < ahead.lines; ++i) ahead();
+      if (asked < soon) fetch(next.keys[asked++], paged.sixteen_keys());
       if (seen(row / group, first, last)) {
         weigh_band(run, room, row, band, first, last, shifts + row);
       } else {

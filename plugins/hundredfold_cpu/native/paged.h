@@ -102,6 +102,10 @@ template <>
 constexpr bool NIBBLES<Int4> = true;
 constexpr int64_t BAND = 32;
 
+// Encodings with products of integers and one scale a token.
+template <class E>
+constexpr bool BYTES = E::INTEGERS && !NIBBLES<E>;
+
 template <class E>
 struct SideOf {
   using Type = float;
@@ -140,6 +144,7 @@ struct Paged {
   Code* values(uint8_t* run, int64_t offset) const {
     return reinterpret_cast<Code*>(run + key_bytes + scale_bytes) + offset * LANES / PACKED;
   }
+  int64_t sixteen_keys() const { return key_units * UNIT / PACKED * int64_t(sizeof(Code)); }  // bytes
   int64_t panel() const { return size * LANES / PACKED; }  // from one panel to the next
   Side* key_scales(uint8_t* run) const { return reinterpret_cast<Side*>(run + key_bytes); }
   Side* value_scales(uint8_t* run) const { return reinterpret_cast<Side*>(run + head_bytes - scale_bytes); }
@@ -164,9 +169,9 @@ static inline float top_of(const float* x, int64_t count) {
 
 constexpr int MOST_DIM = 512;  // so that int32 holds a score's products
 
-// Writes one token's key or value: `place(d)` is where the code of column d goes.
+// Writes one token's key or value: `put(d, codes)` takes the codes of sixteen columns from `d` on.
 template <class E, class T, class F>
-static inline void write_part(const T* x, int64_t dim, float* scale, F place) {
+static inline void write_part(const T* x, int64_t dim, float* scale, F put) {
   float wide[MOST_DIM];
   const int64_t padded = up(dim, LANES);
   for (int64_t d = 0; d < padded; d += LANES) store(wide + d, get_part(x + d, dim - d));
@@ -179,22 +184,27 @@ static inline void write_part(const T* x, int64_t dim, float* scale, F place) {
     typename E::Code codes[LANES];
     if constexpr (E::SCALED) store(wide + d, ratio == 0 ? zero() : mul(load(wide + d), broadcast(ratio)));
     E::encode(wide + d, codes);
-    for (int64_t i = 0; i < LANES; ++i) place(d + i, codes[i]);
+    put(d, codes);
   }
 }
 
 template <class E, class T>
 static void write_token(const Paged<E>& paged, int64_t slot, int64_t head, const T* k, const T* v) {
+  using Code = typename E::Code;
   const int64_t block = slot / paged.size, offset = slot % paged.size;
   uint8_t* run = paged.run(block, head);
-  auto* key = paged.keys(run, offset / LANES * LANES);
-  auto* value = paged.values(run, offset / 2 * 2);
+  Code* key = paged.keys(run, offset / LANES * LANES);
+  Code* value = paged.values(run, offset / 2 * 2);
   const int64_t lane = offset % LANES, which = offset % 2, columns = 2 * paged.key_units, panel = paged.panel();
-  write_part<E>(k, paged.dim, paged.key_scales(run) + offset, [&](int64_t d, typename E::Code code) {
-    if (d < columns) key[d / 2 * UNIT + E::place(lane, d % 2)] = code;
+  write_part<E>(k, paged.dim, paged.key_scales(run) + offset, [&](int64_t d, const Code* codes) {
+    for (int64_t i = 0; i < LANES && d + i < columns; ++i) key[(d + i) / 2 * UNIT + E::place(lane, i % 2)] = codes[i];
   });
-  write_part<E>(v, paged.dim, paged.value_scales(run) + offset, [&](int64_t d, typename E::Code code) {
-    value[d / LANES * panel + E::place(d % LANES, which)] = code;
+  write_part<E>(v, paged.dim, paged.value_scales(run) + offset, [&](int64_t d, const Code* codes) {
+    Code* to = value + d / LANES * panel;
+    if constexpr (BYTES<E>)
+      spread(codes, to + which);
+    else
+      for (int64_t i = 0; i < LANES; ++i) to[E::place(i, which)] = codes[i];
   });
 }
 

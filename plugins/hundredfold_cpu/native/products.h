@@ -17,16 +17,23 @@ static inline void fetch(const void* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 3);
 }
 
+// What is needed after the work at hand: no first-level cache holds both.
+static inline void fetch_early(const void* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
+}
+
 // Where a run's keys and values lie; the first sixteen begin at key `base` of the sequence.
 template <class E>
 struct Run {
   using Code = typename E::Code;
-  int64_t base, groups, panel;  // `panel` codes from one panel of values to the next
+  int64_t begin, end, base, groups, panel;  // `panel` codes from one panel of values to the next
+  bool asked_for;                           // all of it
   const Code *keys[GROUPS], *values[GROUPS];
   const typename Paged<E>::Side *key_scales[GROUPS], *value_scales[GROUPS];
 
   // of the keys from `begin` to `end`, which lie in one run
-  void find(const Paged<E>& paged, const int32_t* table, int64_t head, int64_t begin, int64_t end) {
+  void find(const Paged<E>& paged, const int32_t* table, int64_t head, int64_t first, int64_t last) {
+    begin = first, end = last, asked_for = false;
     base = begin / LANES * LANES, groups = (end - base + LANES - 1) / LANES, panel = paged.panel();
     int64_t index = base / paged.size, offset = base % paged.size;
     for (int64_t g = 0; g < groups; ++g) {
@@ -37,6 +44,10 @@ struct Run {
       offset += LANES;
       if (offset == paged.size) offset = 0, ++index;
     }
+  }
+  void expect_scales() const {
+    if constexpr (E::SCALED)
+      for (int64_t g = 0; g < groups; ++g) expect_read(key_scales[g]), expect_read(value_scales[g]);
   }
 };
 
@@ -59,11 +70,9 @@ static inline void by_rows(int64_t rows, F f) {
   }
 }
 
-// Scores of R queries with sixteen keys. Of integers the values are asked for meanwhile, `panel` from one sixteen columns
-// to the next.
+// Scores of R queries with sixteen keys.
 template <class E, int R>
-static inline void score(const float* q, int64_t units, const typename E::Code* keys, const void*, int64_t, float* scores,
-                         int64_t stride) {
+static inline void score(const float* q, int64_t units, const typename E::Code* keys, float* scores, int64_t stride) {
   Vec sums[R];
   for (int r = 0; r < R; ++r) sums[r] = zero();
   for (int64_t u = 0; u < units; ++u) {
@@ -75,18 +84,56 @@ static inline void score(const float* q, int64_t units, const typename E::Code* 
   for (int r = 0; r < R; ++r) store(scores + r * stride, sums[r]);
 }
 
-template <class E, int R>
-static inline void score(const int16_t* q, int64_t units, const int8_t* keys, const int8_t* values, int64_t panel,
-                         float* scores, int64_t stride) {
-  Ints sums[R];
-  for (int r = 0; r < R; ++r) sums[r] = all(0);
-#pragma GCC unroll 2
-  for (int64_t u = 0; u < units; ++u) {
-    if (u % 2 == 0) expect_read(values + u / 8 * panel + u % 8 * 32);
-    const Pairs pairs = load_pairs(keys + u * UNIT);
-    for (int r = 0; r < R; ++r) sums[r] = dot(sums[r], pairs, broadcast_pair(q + (r * units + u) * 2));
+// Sums that are kept at once: enough for products to follow each other without waiting, few enough for the registers.
+template <int R>
+constexpr int SUMS = HF_ISA_NUMBER < HF_AVX512 ? 1 : R == 1 ? 8 : R <= 3 ? 4 : 2;
+
+// Scores of R queries with the keys of G sixteens from `g` on. Meanwhile the values of these keys are asked for, if they
+// have not been, and the keys of the run that comes next. A function of its own, so that it has all registers.
+template <int R, int G>
+[[gnu::noinline]] static void score(const int16_t* q, int64_t units, const Run<Int8>& run, const Run<Int8>& next, int64_t g,
+                                    float* scores) {
+  constexpr int STEPS = LANES / 2;  // of a panel of values, which has as many bytes as so many steps of keys
+  Ints sums[R][G];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int n = 0; n < G; ++n) sums[r][n] = all(0);
+  for (int64_t begin = 0; begin < units; begin += STEPS) {
+    for (int n = 0; n < G; ++n) {
+      if (!run.asked_for) fetch(run.values[g + n] + begin / STEPS * run.panel, LANES * LANES);
+      if (g + n < next.groups) fetch_early(next.keys[g + n] + begin * UNIT, LANES * LANES);
+    }
+    const int8_t* keys[G];
+#pragma GCC unroll 8
+    for (int n = 0; n < G; ++n) keys[n] = run.keys[g + n];
+    const int64_t end = begin + STEPS < units ? begin + STEPS : units;
+#pragma GCC unroll 1  // more, and the sums no longer stay in registers
+    for (int64_t u = begin; u < end; ++u) {
+      Pairs two[R];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) two[r] = broadcast_pair(q + (r * units + u) * 2);
+#pragma GCC unroll 8
+      for (int n = 0; n < G; ++n) {
+        const Pairs pairs = load_pairs(keys[n] + u * UNIT);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) sums[r][n] = dot(sums[r][n], pairs, two[r]);
+      }
+    }
   }
-  for (int r = 0; r < R; ++r) store(scores + r * stride, to_float(sums[r]));
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int n = 0; n < G; ++n) store(scores + r * RUN + (g + n) * LANES, to_float(sums[r][n]));
+}
+
+// The same with all keys from `g` to `end`.
+template <int R, int G = SUMS<R>>
+static inline void score_all(const int16_t* q, int64_t units, const Run<Int8>& run, const Run<Int8>& next, int64_t g,
+                             int64_t end, float* scores) {
+  for (; g + G <= end; g += G) score<R, G>(q, units, run, next, g, scores);
+  if constexpr (G > 1)
+    if (g < end) score_all<R, G / 2>(q, units, run, next, g, end, scores);
 }
 
 // Adds to N panels of R rows' `sums` the values of keys begin to end of the run, times their weights. Others are not
@@ -121,24 +168,53 @@ static inline void mix(const float* weights, const Run<E>& run, int64_t begin, i
     for (int n = 0; n < N; ++n) store(sums + r * width + n * LANES, sum[r][n]);
 }
 
-// One panel of R rows: the products of all the run's codes with `weights`, which are 0 for keys that are not seen.
-// `ahead()` asks for a line of what is needed next.
-template <int R, class A>
-static inline void mix(const int16_t* weights, const float* factors, const Run<Int8>& run, int64_t panel, float* sums,
-                       int64_t width, A& ahead) {
-  Ints sum[R];
-  for (int r = 0; r < R; ++r) sum[r] = all(0);
+// N panels of R rows: the products of all the run's codes with `weights`, which are 0 for keys that are not seen.
+// Meanwhile odd panels of the run that comes next are asked for, a line of each for every two steps.
+template <int R, int N>
+[[gnu::noinline]] static void mix(const int16_t* weights, const float* factors, const Run<Int8>& run, const Run<Int8>& next,
+                                  int64_t panel, float* sums, int64_t width) {
+  Ints sum[R][N];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) sum[r][n] = all(0);
   for (int64_t g = 0; g < run.groups; ++g) {
     const int8_t* values = run.values[g] + panel * run.panel;
+    const int8_t* early = (g < next.groups ? next.values[g] : run.values[g]) + panel * run.panel;
+    const int odd = N > 1 ? 1 : 1 - int(panel % 2);
     const int16_t* weight = weights + g * LANES;
 #pragma GCC unroll 1  // more, and the sums no longer stay in registers
-    for (int u = 0; u < LANES / 2; ++u) {
-      if (u % 2) ahead();
-      const Pairs pairs = load_pairs(values + u * UNIT);
-      for (int r = 0; r < R; ++r) sum[r] = dot(sum[r], pairs, broadcast_pair(weight + r * RUN + 2 * u));
+    for (int u = 0; u < LANES / 2; u += 2) {
+#pragma GCC unroll 8
+      for (int n = odd; n < N; n += 2) fetch_early(early + n * run.panel + u * UNIT, 2 * UNIT);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        Pairs two[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) two[r] = broadcast_pair(weight + r * RUN + 2 * (u + half));
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) {
+          const Pairs pairs = load_pairs(values + n * run.panel + (u + half) * UNIT);
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) sum[r][n] = dot(sum[r][n], pairs, two[r]);
+        }
+      }
     }
   }
-  for (int r = 0; r < R; ++r) store(sums + r * width, mul(to_float(sum[r]), broadcast(factors[r])));
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n)
+      store(sums + r * width + (panel + n) * LANES, mul(to_float(sum[r][n]), broadcast(factors[r])));
+}
+
+// The same of all panels from `panel` on.
+template <int R, int N>
+static inline void mix_all(const int16_t* weights, const float* factors, const Run<Int8>& run, const Run<Int8>& next,
+                           int64_t panel, int64_t panels, float* sums, int64_t width) {
+  for (; panel + N <= panels; panel += N) mix<R, N>(weights, factors, run, next, panel, sums, width);
+  if constexpr (N > 1)
+    if (panel < panels) mix_all<R, N / 2>(weights, factors, run, next, panel, panels, sums, width);
 }
 
 }  // namespace HF_ISA

@@ -40,9 +40,9 @@ struct Room {
   }
 };
 
-// Integers of int16 for `count` numbers (whole vectors), and what they are multiples of.
-static inline float to_int16(const float* x, int64_t count, int16_t* to) {
-  const Quantized how = quantized(top_of(x, count), INT16_TOP);
+// Integers of int16 for `count` numbers (whole vectors) whose largest magnitude is `top`, and what they are multiples of.
+static inline float to_int16(const float* x, int64_t count, float top, int16_t* to) {
+  const Quantized how = quantized(top, INT16_TOP);
   const Vec ratio = broadcast(how.ratio);
   for (int64_t i = 0; i < count; i += LANES) store_int16(to + i, mul(load(x + i), ratio));
   return how.scale;
@@ -54,43 +54,62 @@ static inline Vec cap(const Vec& score, double softcap) {
   return fma(capped, broadcast(float(2 * softcap)), broadcast(-float(softcap)));
 }
 
-// Scores first to last of a row to weights; what is outside may be anything.
-template <class E>
-static inline void soften(const Run<E>& run, const Room<E>& room, int64_t row, int64_t first, int64_t last, double softcap) {
+// `x` in the lanes from `first` on up to `last`, elsewhere `other`.
+static inline Vec within(const Vec& x, int64_t first, int64_t last, const Vec& other) {
+  static constexpr float LANE[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Vec lane = load(LANE);
+  return where_less(lane, broadcast(float(first)), other, where_less(lane, broadcast(float(last)), x, other));
+}
+
+// Scores first to last of R rows to weights; what is outside may be anything. Of int8 weights become integers, and even
+// panels of the run that comes next are asked for meanwhile.
+template <int R, class E>
+static inline void soften(const Run<E>& run, const Run<E>& next, const Room<E>& room, int64_t row, int64_t first,
+                          int64_t last, double softcap) {
   float* scores = room.scores + row * RUN;
   const int64_t from = first / LANES * LANES, to = up(last, LANES);
-  if constexpr (E::SCALED) {
-    const Vec factor = broadcast(room.q_factors[row]);
-    for (int64_t i = from; i < to; i += LANES)
-      store(scores + i, mul(mul(load(scores + i), load(run.key_scales[i / LANES])), factor));
-  }
-  if (softcap != 0)
-    for (int64_t i = from; i < to; i += LANES) store(scores + i, cap(load(scores + i), softcap));
-  const auto edges = [&](float value) {
-    for (int64_t i = from; i < first; ++i) scores[i] = value;
-    for (int64_t i = last; i < to; ++i) scores[i] = value;
-  };
-  edges(-__builtin_inff());
-  Vec most = broadcast(-__builtin_inff());
-  for (int64_t i = from; i < to; i += LANES) most = max(load(scores + i), most);
-  const float largest_one = largest(most);
-  const Vec least = broadcast(largest_one);
-  Vec total = zero();
+  const auto on_edge = [&](int64_t i) { return i < first || i + LANES > last; };
+  const Vec nothing = broadcast(-__builtin_inff());
+  Vec most[R], total[R], top[R];
+  for (int r = 0; r < R; ++r) most[r] = nothing, total[r] = top[r] = zero();
+  for (int64_t i = from; i < to; i += LANES)
+#pragma GCC unroll 3
+    for (int r = 0; r < R; ++r) {
+      float* at = scores + r * RUN + i;
+      Vec score = load(at);
+      if constexpr (E::SCALED) score = mul(mul(score, load(run.key_scales[i / LANES])), broadcast(room.q_factors[row + r]));
+      if (softcap != 0) score = cap(score, softcap);
+      if (on_edge(i)) score = within(score, first - i, last - i, nothing);
+      store(at, score);
+      most[r] = max(score, most[r]);
+    }
+  for (int r = 0; r < R; ++r) room.most[row + r] = largest(most[r]), most[r] = broadcast(room.most[row + r]);
   for (int64_t i = from; i < to; i += LANES) {
-    const Vec weight = exp(sub(load(scores + i), least));
-    total = add(total, weight);
-    if constexpr (E::SCALED)
-      store(scores + i, mul(weight, load(run.value_scales[i / LANES])));
-    else
-      store(scores + i, weight);
+    if constexpr (BYTES<E>)
+      for (int64_t column = 0; row == 0 && i / LANES < next.groups && column < room.width; column += 2 * LANES)
+        fetch_early(next.values[i / LANES] + column / LANES * next.panel, LANES * LANES);
+#pragma GCC unroll 3
+    for (int r = 0; r < R; ++r) {
+      float* at = scores + r * RUN + i;
+      Vec weight = exp(sub(load(at), most[r]));
+      total[r] = add(total[r], weight);
+      if constexpr (E::SCALED) weight = mul(weight, load(run.value_scales[i / LANES]));
+      if constexpr (BYTES<E>) {
+        if (on_edge(i)) weight = within(weight, first - i, last - i, zero());
+        top[r] = larger_magnitude(top[r], weight);
+      }
+      store(at, weight);
+    }
   }
-  room.most[row] = largest_one, room.total[row] = sum(total);
-  if constexpr (E::INTEGERS && !NIBBLES<E>) {
-    edges(0.0f);
-    int16_t* weights = room.weights + row * RUN;
-    room.weight_factors[row] = to_int16(scores + from, to - from, weights + from);
-    for (int64_t i = 0; i < from; ++i) weights[i] = 0;
-    for (int64_t i = to; i < run.groups * LANES; ++i) weights[i] = 0;
+  for (int r = 0; r < R; ++r) {
+    room.total[row + r] = sum(total[r]);
+    if constexpr (BYTES<E>) {
+      const float* weights = scores + r * RUN;
+      int16_t* codes = room.weights + (row + r) * RUN;
+      room.weight_factors[row + r] = to_int16(weights + from, to - from, largest_magnitude(top[r]), codes + from);
+      for (int64_t i = 0; i < from; ++i) codes[i] = 0;
+      for (int64_t i = to; i < run.groups * LANES; ++i) codes[i] = 0;
+    }
   }
 }
 
@@ -98,11 +117,13 @@ static inline void soften(const Run<E>& run, const Room<E>& room, int64_t row, i
 template <class E>
 static inline void leave_out(const Run<E>& run, const Room<E>& room, int64_t row) {
   room.total[row] = 0;
-  if constexpr (E::INTEGERS && !NIBBLES<E>) {
+  if constexpr (BYTES<E>) {
     room.weight_factors[row] = 0;
     for (int64_t i = 0; i < run.groups * LANES; ++i) room.weights[row * RUN + i] = 0;
   }
 }
+
+constexpr int64_t SOON = 16;  // sixteens of keys of the next run that are asked for, where it is not all of them
 
 // Adds to the sums of `rows` rows from `row` on the values of keys begin to end of the run.
 template <class E>
@@ -122,19 +143,19 @@ static inline void add_values(const Run<E>& run, const Paged<E>& paged, const Ro
 }
 
 // The weighted values of a run, for every row; `seen(query, first, last)` tells what one sees of it.
-// `ahead()` is called now and then between products.
-template <class E, class F, class A>
-static inline void sum_values(const Run<E>& run, const Paged<E>& paged, const Room<E>& room, int64_t queries, F seen,
-                              A& ahead) {
+// Meanwhile what follows in `next` is asked for: memory is idle then.
+template <class E, class F>
+static inline void sum_values(const Run<E>& run, const Run<E>& next, const Paged<E>& paged, const Room<E>& room,
+                              int64_t queries, F seen) {
   if constexpr (E::INTEGERS) {
     (void)queries, (void)seen;
     by_rows(room.rows, [&](auto taken, int64_t row) {
-      for (int64_t panel = 0; panel < paged.panels; ++panel)
-        mix<decltype(taken)::COUNT>(room.weights + row * RUN, room.weight_factors + row, run, panel,
-                                    room.part + row * room.width + panel * LANES, room.width, ahead);
+      constexpr int R = decltype(taken)::COUNT, N = SUMS<R> < 4 ? SUMS<R> : 4;
+      mix_all<R, N>(room.weights + row * RUN, room.weight_factors + row, run, next, 0, paged.panels,
+                    room.part + row * room.width, room.width);
     });
   } else {
-    for (int64_t i = 0; i < ahead.groups * ahead.lines; ++i) ahead();
+    for (int64_t g = 0; g < next.groups && g < SOON; ++g) fetch(next.keys[g], paged.sixteen_keys());
     for (int64_t i = 0; i < room.rows * room.width; i += LANES) store(room.part + i, zero());
     // keys that all queries see, and before and after them each query's own
     const int64_t group = room.rows / queries;
