@@ -286,6 +286,7 @@ inline __m512 half_to_float(__m256i a) {
 #define _mm512_test_epi32_mask(a, b) emulated::test(a, b)
 #define _mm512_fpclass_ps_mask(a, of) emulated::classify<of>(a)
 #define _mm512_cvtne2ps_pbh(a, b) emulated::to_bf16(a, b)
+#define _mm512_cvtneps_pbh(a) emulated::extractf32x8(_mm512_castsi512_ps(emulated::to_bf16(a, a)), 0)
 #define _mm512_cmp_ps_mask(a, b, how) emulated::compare<how>(a, b)
 #define _mm512_mask_blend_ps(mask, a, b) emulated::blend<__m512>(mask, a, b)
 #define _mm512_mask_blend_epi16(mask, a, b) emulated::blend_words(mask, a, b)

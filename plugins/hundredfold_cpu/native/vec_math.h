@@ -59,14 +59,21 @@ static inline __m512i round_bf16(Vec a) {
   const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
   return _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
 }
-static inline void store_bf16(uint16_t* p, Vec a) {
+static inline void store_rounded(uint16_t* p, Vec a) {
   const __m256i out = _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_bf16(a), 16));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), out);
 }
-#if HF_ISA_NUMBER >= HF_AVX512AMX
+#if HF_ISA_NUMBER < HF_AVX512AMX
+static inline void store_bf16(uint16_t* p, Vec a) { store_rounded(p, a); }
+#else
+constexpr int SUBNORMAL = 0x20;  // a class of floats, which the instructions take for zero
+static inline void store_bf16(uint16_t* p, Vec a) {
+  if (__builtin_expect(_mm512_fpclass_ps_mask(a.v, SUBNORMAL), 0)) return store_rounded(p, a);
+  const auto half = _mm512_cvtneps_pbh(a.v);
+  std::memcpy(p, &half, sizeof half);
+}
 // thirty-two, `a` before `b`
 static inline void store_bf16(uint16_t* p, Vec a, Vec b) {
-  constexpr int SUBNORMAL = 0x20;  // which the instruction takes for zero
   if (__builtin_expect(_mm512_fpclass_ps_mask(a.v, SUBNORMAL) | _mm512_fpclass_ps_mask(b.v, SUBNORMAL), 0)) {
     store_bf16(p, a), store_bf16(p + LANES, b);
   } else {
