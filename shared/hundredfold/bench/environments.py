@@ -7,8 +7,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hundredfold.config import cache_dir
@@ -43,11 +43,14 @@ class EnvironmentSpec:
     """Names that ``lead`` asks for and that are left out."""
     minutes: float = 3
     """What making it takes on two cores, a fast network given: told before it begins."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What the compilers of packages without a wheel are told."""
 
     @property
     def stamp(self) -> str:
         """Changes when the environment has to be made anew."""
-        return f"{sys.version}\n{self.lead}\n{sorted(self.without)}\n{sorted(self.packages)}\n"
+        made_of = f"{sys.version}\n{self.lead}\n{sorted(self.without)}\n{sorted(self.packages)}\n"
+        return made_of + "".join(f"{name}={value}\n" for name, value in sorted(self.variables.items()))
 
 
 def environments_dir() -> Path:
@@ -66,22 +69,22 @@ def prepare(spec: EnvironmentSpec, say: Callable[[str], object] = lambda _: None
     _run([sys.executable, "-m", "venv", "--clear", str(directory)], VENV_LIMIT_S)
     packages = list(spec.packages)
     if spec.lead:
-        _install(interpreter, ["--no-deps", spec.lead])
+        _install(interpreter, ["--no-deps", spec.lead], spec.variables)
         name = spec.lead.partition("==")[0]
         listed = _run([str(interpreter), "-c", _REQUIREMENTS, name, *spec.without], VENV_LIMIT_S)
         packages += listed.splitlines()
     if packages:
-        _install(interpreter, packages)
+        _install(interpreter, packages, spec.variables)
     stamp.write_text(spec.stamp, encoding="utf-8")
     return interpreter
 
 
-def _install(interpreter: Path, arguments: Sequence[str]) -> None:
+def _install(interpreter: Path, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
     pip = [str(interpreter), "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
-    _run([*pip, *arguments], INSTALL_LIMIT_S)
+    _run([*pip, *arguments], INSTALL_LIMIT_S, variables)
 
 
-def _run(command: Sequence[str], limit_s: float) -> str:
+def _run(command: Sequence[str], limit_s: float, variables: Mapping[str, str] | None = None) -> str:
     """The output of a command that yields to whatever else the machine does."""
     try:
         done = subprocess.run(
@@ -90,7 +93,7 @@ def _run(command: Sequence[str], limit_s: float) -> str:
             text=True,
             timeout=limit_s,
             check=False,
-            env={**os.environ, "MAKEFLAGS": "-j1", "CMAKE_BUILD_PARALLEL_LEVEL": "1"},
+            env={**os.environ, "MAKEFLAGS": "-j1", "CMAKE_BUILD_PARALLEL_LEVEL": "1", **(variables or {})},
         )
     except subprocess.TimeoutExpired:
         raise EnvironmentFailed(f"{' '.join(command[:4])} took more than {limit_s:g} s") from None

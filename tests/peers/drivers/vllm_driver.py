@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from protocol import serve
-from vllm_dtype import dtype
-
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")  # it would leave a core idle
+from vllm_settings import dtype, start_over
 
 
 def main():
+    start_over()
     import vllm
 
-    engine = vllm.LLM(sys.argv[1], dtype=dtype(), max_model_len=2048, max_num_seqs=256, seed=0)
+    engine = vllm.LLM(
+        sys.argv[1],
+        dtype=dtype(),
+        max_model_len=2048,
+        max_num_seqs=256,
+        enable_prefix_caching=False,  # there is none to find
+        seed=0,
+    )
 
     def run(prompts, output_len):
         params = vllm.SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)

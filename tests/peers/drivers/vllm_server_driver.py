@@ -6,7 +6,7 @@ Arguments: checkpoint directory.
 from __future__ import annotations
 
 import asyncio
-import os
+import json
 import socket
 import subprocess
 import sys
@@ -15,7 +15,7 @@ import urllib.request
 
 import aiohttp
 from protocol import serve
-from vllm_dtype import dtype
+from vllm_settings import dtype, environment
 
 READY_LIMIT_S = 600
 MODEL = sys.argv[1]
@@ -29,16 +29,11 @@ def start():
         [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", MODEL),
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", dtype()),
-            *("--max-model-len", "2048", "--max-num-seqs", "256", "--disable-log-requests"),
+            *("--max-model-len", "2048", "--max-num-seqs", "256", "--no-enable-prefix-caching"),
         ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env={
-            "VLLM_CPU_KVCACHE_SPACE": "2",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-            **os.environ,
-        },
+        env=environment(),
     )
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + READY_LIMIT_S
@@ -76,8 +71,6 @@ async def load(url, prompts, output_len):
                 async for line in answer.content:
                     if line.startswith(b"data: {"):
                         last = line
-            import json
-
             return json.loads(last[6:])["usage"]["completion_tokens"]
 
         return sum(await asyncio.gather(*map(ask, prompts)))
