@@ -19,8 +19,10 @@ from torch import Tensor
 
 READ_BYTES = 512 * 2**20
 """Far more than any cache holds."""
-SHAPES = ((512, 1024, 1024), (256, 1536, 2048))
-"""Rows, columns and depth: a step of many tokens by a layer's matrix."""
+SHAPES = ((512, 1024, 1024), (256, 1536, 2048), (256, 768, 768), (1024, 1024, 512))
+"""Rows, columns and depth: a step of many tokens by a layer's matrix. Larger ones leave a core's own cache,
+which matrix units (AMX) feel first.
+"""
 TRY_S = 0.25
 """How long one kernel with one shape is tried."""
 FIRST_LIMIT_S = 2.0
@@ -39,7 +41,7 @@ def products(dtype: torch.dtype) -> float:
 
     0.0 when no kernel takes it.
     """
-    makers = _INT8 if dtype == torch.int8 else (_dense,)
+    makers = _INT8 if dtype == torch.int8 else _FLOAT
     best = 0.0
     for rows, columns, depth in SHAPES:
         for maker in makers:
@@ -73,6 +75,16 @@ def _dense(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Callable[
     return lambda: torch.nn.functional.linear(left, right)
 
 
+def _onednn_dense(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Callable[[], Tensor]:
+    left, right = torch.randn(rows, depth).to(dtype), torch.randn(columns, depth).to(dtype)
+    packed = torch.ops.mkldnn._reorder_linear_weight(right, rows)
+    product: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise
+    return lambda: product(left, packed, None, "none", [], "")
+
+
+_FLOAT = (_dense, _onednn_dense)
+
+
 def _int_mm(rows: int, columns: int, depth: int, _: torch.dtype) -> Callable[[], Tensor]:
     left = torch.randint(-127, 128, (rows, depth), dtype=torch.int8)
     right = torch.randint(-127, 128, (columns, depth), dtype=torch.int8).t()
@@ -85,7 +97,8 @@ def _onednn_int8(rows: int, columns: int, depth: int, _: torch.dtype) -> Callabl
     packed = torch.ops.onednn.qlinear_prepack(right, None)
     scales, zeros = torch.full((columns,), 0.01), torch.zeros(columns, dtype=torch.int64)
     product: Callable[..., Tensor] = torch.ops.onednn.qlinear_pointwise
-    tail: tuple[object, ...] = (packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+    # Of the outputs that it offers bytes cost least, and the product is what counts here.
+    tail: tuple[object, ...] = (packed, scales, zeros, None, 1.0, 0, torch.uint8, "none", [], "")
     return lambda: product(left, 0.02, 0, *tail)
 
 
