@@ -43,8 +43,12 @@ inline void dot(Tile& sums, const Tile& rows, const Tile& columns) {
 
 }  // namespace emulated
 
-#define _tile_loadconfig(p) emulated::load_config(p)
-#define _tile_release() emulated::release()
+template <class Shapes>
+inline void tile_configure(const Shapes& shapes) {
+  static_assert(sizeof shapes == 64);
+  emulated::load_config(&shapes);
+}
+inline void tile_release() { emulated::release(); }
 
 template <int TILE>
 inline void tile_zero() {

@@ -5,10 +5,6 @@
 
 #include <cstdint>
 
-#ifndef HF_EMULATED
-#include <immintrin.h>
-#endif
-
 namespace HF_ISA {
 
 constexpr int64_t UNIT_ROWS = 16, UNIT_BYTES = 64;  // of a tile at most
@@ -25,17 +21,11 @@ struct alignas(64) TileShapes {
   }
 };
 
-// While it lives the thread's tiles have these shapes; after that a switch of threads has nothing of them to save.
-class MatrixUnit {
- public:
-  explicit MatrixUnit(const TileShapes& shapes) { _tile_loadconfig(&shapes); }
-  ~MatrixUnit() { _tile_release(); }
-  MatrixUnit(const MatrixUnit&) = delete;
-  MatrixUnit& operator=(const MatrixUnit&) = delete;
-};
-
-// The instructions, by number of tile: GCC's intrinsics take literals only, and do not say that a tile is loaded from memory.
+// The instructions, by number of tile. GCC's intrinsics take literals only, do not say that a tile is loaded from memory, and
+// those of GCC 12 read eight bytes of the shapes, so that others may never be written.
 #ifndef HF_EMULATED
+static inline void tile_configure(const TileShapes& shapes) { asm volatile("ldtilecfg %0" : : "m"(shapes)); }
+static inline void tile_release() { asm volatile("tilerelease"); }
 template <int TILE>
 static inline void tile_zero() {
   asm volatile("tilezero %%tmm%c0" : : "i"(TILE));
@@ -60,5 +50,14 @@ static inline void tile_dot_signed_unsigned() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(ROWS), "i"(COLUMNS));
 }
 #endif
+
+// While it lives the thread's tiles have these shapes; after that a switch of threads has nothing of them to save.
+class MatrixUnit {
+ public:
+  explicit MatrixUnit(const TileShapes& shapes) { tile_configure(shapes); }
+  ~MatrixUnit() { tile_release(); }
+  MatrixUnit(const MatrixUnit&) = delete;
+  MatrixUnit& operator=(const MatrixUnit&) = delete;
+};
 
 }  // namespace HF_ISA
