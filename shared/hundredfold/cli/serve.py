@@ -72,6 +72,9 @@ _COLOURS = {
 @click.option("--block-size", metavar="INTEGER", help="Tokens in a cache block.")
 @click.option("--memory-utilization", metavar="NUMBER", help="Share of the memory for all workers together.")
 @click.option("--dtype", metavar="TYPE", help="Type that the model computes in.")
+@click.option(
+    "--quantization", metavar="NAME", help="Form of the weights: auto, fast, or a plugin such as int8."
+)
 @click.option("--activations", metavar="KIND", help="Inputs of integer weights: auto, float or int8.")
 @click.option("--kv-cache-dtype", metavar="TYPE", help="Type of the cache.")
 @click.option("--threads", "num_threads", metavar="INTEGER", help="Threads that each worker computes with.")

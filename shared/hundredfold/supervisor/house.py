@@ -56,6 +56,7 @@ SHARED_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "block_size": ("worker",),
     "memory_utilization": ("worker",),
     "dtype": ("worker",),
+    "quantization": ("worker",),
     "activations": ("worker",),
     "kv_cache_dtype": ("worker",),
     "num_threads": ("worker",),

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from hundredfold.bench.ladder.stages import FULL, stages
+from hundredfold.cli.serve import command as serve
 
 ROOT = Path(__file__).parents[3]
 
@@ -16,6 +17,12 @@ def test_up_starts_with_an_int8_cache_and_no_variable_is_undefined() -> None:
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "undefined variable" not in printed.stderr
     assert '--model "smollm2-135m" --kv-cache-dtype int8 --quantization fast --sample' in printed.stdout
+
+
+def test_serve_knows_the_flags_that_up_gives() -> None:
+    flags = next(line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("SERVE ?="))
+    known = {name for option in serve.params for name in option.opts}
+    assert {word for word in flags.split() if word.startswith("--")} <= known
 
 
 def test_the_ladders_default_and_compose_start_as_up_does() -> None:
