@@ -66,9 +66,10 @@ struct FewRows : ChannelProduct<T> {
 
 // Calls wide(panel) for each P panels, narrow(panel) for each that is left.
 template <int P, class T, class Wide, class Narrow>
-static inline void for_panels(const ChannelProduct<T>& job, int64_t at_once, Wide wide, Narrow narrow) {
+static inline void for_panels(const ChannelProduct<T>& job, Wide wide, Narrow narrow) {
   const int64_t panels = job.w.panels();
-#pragma omp parallel for schedule(dynamic, at_once) if (job.m * job.w.n * job.w.k > SMALL)
+  // Many at first, so that a thread knows what comes next, and few at last, so that nobody waits long.
+#pragma omp parallel for schedule(guided) if (job.m * job.w.n * job.w.k > SMALL)
   for (int64_t panel = 0; panel < panels; panel += P) {
     if (panel + P <= panels) {
       wide(panel);
@@ -92,13 +93,11 @@ static void multiply(const ChannelProduct<T>& job) {
   }
 #if HF_ISA_NUMBER >= HF_AVX512AMX
   if (job.m >= UNIT_LEAST) {
-    // Some at a time, so that a thread knows what comes next.
-    const int64_t at_once = 1 + job.w.panels() / (UNIT_TILES * 4 * most_threads());
-    return for_panels<UNIT_TILES>(job, at_once, [&](int64_t panel) { unit_rows<UNIT_TILES>(job, panel); },
+    return for_panels<UNIT_TILES>(job, [&](int64_t panel) { unit_rows<UNIT_TILES>(job, panel); },
                                   [&](int64_t panel) { unit_rows<1>(job, panel); });
   }
 #endif
-  for_panels<PANELS>(job, 1, [&](int64_t panel) { channel_rows<PANELS>(job, panel); },
+  for_panels<PANELS>(job, [&](int64_t panel) { channel_rows<PANELS>(job, panel); },
                      [&](int64_t panel) { channel_rows<1>(job, panel); });
 }
 
