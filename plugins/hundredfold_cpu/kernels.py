@@ -76,11 +76,16 @@ class CpuLinear:
         kernel(self.address, x.data_ptr(), x.stride(0), len(x), y.data_ptr(), self.features)
         return y.to(self.dtype)
 
+    @property
+    def _on_matrix_unit(self) -> bool:
+        """So quick that reading its weight once for each block of rows would take longer."""
+        return self.variant.isa in MATRIX_UNITS and self.kernel in CHANNEL_KERNELS.values()
+
     def capture(self, x: Tensor, out: Tensor) -> NativeCall | None:
         """See ``CapturingLinear``; transforming and converting an input is torch's work."""
         if self.transform is not None or self.computes != self.dtype:
             return None
-        whole = self.nbytes > MOST_READ_AGAIN
+        whole = self.nbytes > MOST_READ_AGAIN or self._on_matrix_unit
         here, there = (x.data_ptr(), out.data_ptr()) if whole else (ByRow(x), ByRow(out))
         both = (self.address, here, x.stride(0), ROWS, there, out.stride(0))
         return kept_call(self.variant, self.kernel, *both, held=(self.weight, x, out))

@@ -15,6 +15,8 @@ from hundredfold.supervisor.spec import ChildSpec
 
 EXIT_BAD_CONFIG = 2
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_KILL_S = 5.0
+"""How long killed processes are waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,12 @@ class Supervisor:
             return outcome
         finally:
             # Also the way out when this task is cancelled or fails: nothing is left behind.
-            for child in self._children:
+            self._outcome.cancel()  # where it is none yet: nobody is started again
+            for child, keeper in zip(self._children, keepers, strict=True):
                 child.send(signal.SIGKILL)
+                if not child.running:
+                    keeper.cancel()
+            await asyncio.wait(keepers, timeout=_KILL_S)
             for task in (*keepers, greeting):
                 task.cancel()
             await asyncio.gather(*keepers, greeting, return_exceptions=True)
