@@ -35,8 +35,7 @@ class _Call(ctypes.Structure):
 FEW_ROWS: Final = 8
 """Up to so many a team goes through a list of calls."""
 
-_PRODUCTS: Final = ("grouped_", "channel_")
-_KNOW_TEAMS: Final = (*_PRODUCTS, "attention_", "lookup_", "rms_norm_", "add_", "rotate_", "gated_")
+_KNOW_TEAMS: Final = tuple("grouped_ channel_ attention_ lookup_ rms_norm_ add_ rotate_ gated_".split())
 """Kernels that deal out their work to a team, and those that are too short for more than one thread: how
 their names begin.
 """

@@ -22,8 +22,6 @@ static inline void read_row(const uint16_t* x, int64_t k, float* out) {
   }
 }
 
-static inline int64_t up(int64_t k, int64_t multiple) { return (k + multiple - 1) / multiple * multiple; }
-
 // Codes and rows that are read at a time: codes past the last column of a row are zero, past the last row anything.
 #if HF_ISA_NUMBER >= HF_AVX512AMX
 constexpr int64_t AT_ONCE = UNIT_BYTES, ROWS_AT_ONCE = 2 * UNIT_ROWS;

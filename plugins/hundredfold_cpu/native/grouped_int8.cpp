@@ -31,7 +31,7 @@ static inline void with_tile(int64_t rows, F f) {
 // Up to so many rows are quantized by the thread that calls, which is quicker than waiting for the others.
 constexpr int64_t FEW_INPUTS = 8;
 
-// ROW_TILE: rows come in so many, those past the last with factors of zero. UNPACKED_ROWS: from so many rows up a panel is
+// ROW_TILE: more rows than few come in so many, those past the last with factors of zero. UNPACKED_ROWS: from so many rows up a panel is
 // unpacked once.
 #if HF_ISA_NUMBER >= HF_AVX512AMX
 constexpr int64_t ROW_TILE = UNIT_ROWS, UNPACKED_ROWS = FEW_INPUTS + 1;
@@ -115,12 +115,12 @@ struct FewRows : GroupedProduct<T> {
 template <int BITS, class T>
 static void grouped(const GroupedWeight& w, const T* x, int64_t x_stride, int64_t m, T* y, int64_t y_stride) {
   using Code = InputCode<BITS>;
-  const int64_t padded = (m + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
+  const bool few = m <= FEW_INPUTS;
+  const int64_t padded = few ? m : up(m, ROW_TILE);
   void* memory = workspace(Workspace::INPUTS, Inputs::bytes(w, sizeof(Code), padded));
   const Inputs in = Inputs::in(memory, w, sizeof(Code), padded);
   for (int64_t row = m; row < padded; ++row) in.leave_out(w, row);
   const GroupedProduct<T> job{w, in, m, y, y_stride};
-  const bool few = m <= FEW_INPUTS;
   if (few) {
     for (int64_t row = 0; row < m; ++row) quantize_row<Code>(w, x + row * x_stride, in, row);
   }

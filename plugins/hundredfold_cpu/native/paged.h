@@ -17,7 +17,6 @@ namespace HF_ISA {
 
 constexpr int UNIT = 2 * LANES;
 
-static inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 struct Fp32 {
   using Code = float;

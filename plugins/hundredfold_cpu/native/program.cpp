@@ -3,6 +3,10 @@
 
 #include "team.h"
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 // Mirrored by hundredfold_cpu/program.py.
 struct Call {
   void (*function)(const int64_t* words);
@@ -22,11 +26,19 @@ constexpr int64_t LEAST = 48, MOST = 96, TILE = 12;
 constexpr int64_t MANY_ROWS = 384;
 constexpr int64_t MOST_WORDS = 16;  // of a call
 
+int64_t threads() {
+#ifdef _OPENMP
+  return omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
+
 // The size with which the thread that has most gets least, and of such sizes the largest.
 int64_t block_size(int64_t rows) {
   int64_t best = LEAST, best_share = INT64_MAX;
   for (int64_t size = LEAST; size <= MOST; size += TILE) {
-    const int64_t blocks = (rows + size - 1) / size, share = (blocks + most_threads() - 1) / most_threads() * size;
+    const int64_t blocks = (rows + size - 1) / size, share = (blocks + threads() - 1) / threads() * size;
     if (share <= best_share) best = size, best_share = share;
   }
   return best;
@@ -70,12 +82,12 @@ extern "C" __attribute__((visibility("default"))) void hf_run(const Call* calls,
                                                               int64_t team_rows) {
   if (rows <= team_rows) {
     const List list{calls, count, rows};
-    return with_team(most_threads(), run_list, &list);
+    return with_team(threads(), run_list, &list);
   }
   for (int64_t i = 0; i < count;) {
     int64_t end = i;
     while (end < count && calls[end].per_row) ++end;
-    if (end == i || rows < MANY_ROWS || rows < LEAST * most_threads()) {
+    if (end == i || rows < MANY_ROWS || rows < LEAST * threads()) {
       run_whole(calls[i++], rows);
     } else {
       run_blocks(calls + i, end - i, rows);

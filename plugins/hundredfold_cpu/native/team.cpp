@@ -95,14 +95,6 @@ void follow(int64_t thread) {
 
 }  // namespace
 
-int64_t most_threads() {
-#ifdef _OPENMP
-  return omp_get_max_threads();
-#else
-  return 1;
-#endif
-}
-
 bool leads_team() { return leader; }
 
 void run_by_team(const Job& job) {

@@ -33,8 +33,6 @@ struct Job {
   }
 };
 
-// That a parallel region gets.
-int64_t most_threads();
 // The calling thread leads a team; without one a kernel deals out its work itself.
 bool leads_team();
 // By the leader: returns when all is in place.

@@ -17,6 +17,8 @@ namespace HF_ISA {
 
 constexpr int LANES = 16;
 
+static inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
 #if HF_ISA_NUMBER >= HF_AVX512
 
 struct Vec {
