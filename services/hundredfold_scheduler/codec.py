@@ -116,6 +116,7 @@ def plan_message(plan: StepPlan) -> worker_pb2.ExecuteRequest:
     message.step = plan.step
     message.slots.extend(plan.slots)
     message.num_tokens.extend(plan.num_tokens)
+    message.num_repeats = plan.num_repeats
     for name in _SELDOM_FILLED:
         if values := getattr(plan, name):
             getattr(message, name).extend(values)
@@ -164,6 +165,7 @@ def result_of(message: worker_pb2.StepResult) -> StepResult:
         step_us=message.step_us,
         idle_us=message.idle_us,
         num_drafted_tokens=list(message.num_drafted_tokens),
+        num_repeats=message.num_repeats,
     )
 
 

@@ -15,7 +15,15 @@ from hundredfold_scheduler.core.policy import (
 from hundredfold_scheduler.core.scheduler import SchedulerConfig
 from hundredfold_scheduler.settings import SchedulerSettings
 
-POLICIES = ("order", "ageing_s", "victims", "batch_timeout_ms", "prefill_interval", "step_target_ms")
+POLICIES = (
+    "order",
+    "ageing_s",
+    "victims",
+    "batch_timeout_ms",
+    "prefill_interval",
+    "step_target_ms",
+    "run_ahead_ms",
+)
 """Settings that GetServerInfo tells beside the limits."""
 
 
@@ -29,6 +37,7 @@ def core_config(settings: SchedulerSettings) -> SchedulerConfig:
         victims=_victims(settings),
         share=_share(settings),
         pace=StartPace(settings.batch_timeout_ms / 1e3, settings.prefill_interval),
+        run_ahead_s=settings.run_ahead_ms / 1e3,
     )
 
 

@@ -36,6 +36,7 @@ def plan_of(message: worker_pb2.StepPlan) -> StepPlan:
         slots=_ints(message.slots),
         num_tokens=_ints(message.num_tokens),
         num_draft_tokens=_ints(message.num_draft_tokens),
+        num_repeats=message.num_repeats,
     )
 
 
@@ -95,6 +96,7 @@ def result_message(result: StepResult) -> worker_pb2.ExecuteResponse:
         num_output_tokens=result.num_outputs.tolist(),
         token_ids=result.token_ids.tolist(),
         num_drafted_tokens=result.num_drafted.tolist(),
+        num_repeats=result.num_repeats,
         step_us=result.step_us,
         idle_us=result.idle_us,
     )

@@ -29,9 +29,10 @@ class PolicyHarness(Harness):
     """The harness with a worker that says how long its steps took."""
 
     def take_result(self) -> bool:
-        """Put a time on the step first: 5 ms and 1 ms per row."""
+        """Put a time on the step first: 5 ms and 1 ms per row, in each pass."""
         if self.results:
-            self.results[0].step_us = 5000 + 1000 * len(self.results[0].num_computed_tokens)
+            each_us = 5000 + 1000 * len(self.results[0].num_computed_tokens)
+            self.results[0].step_us = each_us * (1 + self.results[0].num_repeats)
         return super().take_result()
 
 
@@ -57,6 +58,7 @@ class PolicyLife:
             victims=rng.choice([CheapestOfLowestPriority(), LatestOfLowestPriority()]),
             share=rng.choice([WholeBudget(), WithinTime(0.012)]),
             pace=StartPace(rng.choice([0.0, 4.0]), rng.choice([1, 5])),
+            run_ahead_s=rng.choice([0.0, 0.03, 0.1]),
         )
         self.answers: list[tuple[Received, list[int], int]] = []
         self.cancelled: set[int] = set()

@@ -79,6 +79,7 @@ class TimedHarness(Harness):
         while len(self.ends) < len(self.results):
             result = self.results[len(self.ends)]
             took = self.rng.choice([0.02, 0.05]) + 0.001 * sum(result.num_computed_tokens)
+            took *= 1 + result.num_repeats
             result.step_us = round(took * self.rng.choice([0.7, 1, 1, 1, 1.5]) * 1e6)
             begins = max(self.now, self.ends[-1] if self.ends else 0.0)
             self.ends.append(begins + result.step_us / 1e6)
@@ -98,6 +99,16 @@ class TimedHarness(Harness):
             self.now += 1
         self.read()
         return planned or asked is not None
+
+
+class QuickHarness(Harness):
+    """The harness with passes of a millisecond, of which some go on in one plan."""
+
+    def take_result(self) -> bool:
+        """Put a time on the step first."""
+        if self.results:
+            self.results[0].step_us = 1000 * (1 + self.results[0].num_repeats)
+        return super().take_result()
 
 
 class Life:
@@ -121,6 +132,8 @@ class Life:
             max_draft_rows=self.random.choice([1, 8]),
         )
         self.harness = Harness(self.limits, plans_in_flight)
+        if self.random.random() < 0.5:
+            self.harness = QuickHarness(self.limits, plans_in_flight, run_ahead_s=0.006)
         self.num_requests = num_requests
         self.share_of_beams = share_of_beams
         self.past: list[Totals] = []
@@ -340,7 +353,9 @@ def test_lives_of_long_steps(seed: int) -> None:
         limits = {"max_num_seqs": 24, "num_blocks": [64, 24][seed % 4 // 2], "max_num_batched_tokens": 64}
         life.limits = replace(life.limits, **limits)
     pace = StartPace(0.3 if seed > 3 else 0.0)
-    life.harness = harness = TimedHarness(life.limits, 2, share=share, pace=pace, rng=random.Random(seed))
+    life.harness = harness = TimedHarness(
+        life.limits, 2, share=share, pace=pace, run_ahead_s=0.1 * (seed % 3), rng=random.Random(seed)
+    )
     life.run()
     assert harness.beside > len(harness.plans) / 10
     assert harness.apart or seed % 2 == 0

@@ -140,6 +140,7 @@ class FakeWorker:
     branched: dict[int, Held] = field(default_factory=dict)
     content: list[list[int | None]] = field(init=False)
     luck: random.Random = field(default_factory=lambda: random.Random(0))
+    most_repeats: int = 0
     """Decides how many drafts are tried, and how many of them are right."""
 
     def __post_init__(self) -> None:
@@ -243,8 +244,13 @@ class FakeWorker:
         allowed = plan.num_draft_tokens or [0] * len(plan.slots)
         _require(len(allowed) == len(plan.slots), f"{len(allowed)} allowances of {len(plan.slots)} rows")
         _require(all(0 <= few <= self.max_draft_tokens for few in allowed), f"drafts of {allowed}")
-        num_tokens = sum(plan.num_tokens) + sum(allowed)
-        _require(num_tokens <= self.max_num_batched_tokens, f"{num_tokens} tokens in a step")
+        num_tokens = sum(plan.num_tokens) if not plan.num_repeats else len(plan.slots)
+        num_tokens += sum(allowed)
+        _require(num_tokens <= self.max_num_batched_tokens, f"{num_tokens} tokens in a pass")
+        self.most_repeats = max(self.most_repeats, plan.num_repeats)
+        # A pass with drafts is the last one.
+        repeats = self.luck.randint(0, plan.num_repeats) if any(allowed) else plan.num_repeats
+        repeated = 0
         computed, counts, ids, drafted = array("I"), array("I"), array("I"), array("I")
         ends: list[RowEnd] = []
         failures: list[RowFailure] = []
@@ -257,8 +263,11 @@ class FakeWorker:
             if not held.ended:
                 _require(not (most and held.new.num_candidates), "a beam may draft")
                 tried = self.luck.randint(0, most) if most else 0
-                failure = self._advance(held, num_tokens, most)
-                if not failure and tried:
+                _require(not (plan.num_repeats and held.new.num_candidates), "a beam may go on by itself")
+                failure, times = self._advance(held, num_tokens, most, repeats)
+                repeated = max(repeated, times)
+                tried = tried if times == repeats and not failure and not held.ended else 0
+                if tried:
                     self._try_drafts(held, tried)
                 if failure:
                     failures.append(RowFailure(row, INTERNAL, failure))
@@ -284,6 +293,7 @@ class FakeWorker:
             failures,
             candidates=searched,
             num_drafted_tokens=tried_any,
+            num_repeats=repeated,
         )
 
     def _try_drafts(self, held: Held, tried: int) -> None:
@@ -300,24 +310,35 @@ class FakeWorker:
             if self.remembers and position < len(held.blocks) * self.block_size:
                 self.content[held.blocks[position // self.block_size]][position % self.block_size] = None
 
-    def _advance(self, held: Held, num_tokens: int, most_drafts: int) -> str:
-        """Compute and, at the last known token, sample. Returns what failed, if anything did."""
+    def _advance(self, held: Held, num_tokens: int, most_drafts: int, repeats: int) -> tuple[str, int]:
+        """Compute and, at the last known token, sample, and go on so. Returns what failed, and how often it
+        went on.
+        """
         _require(num_tokens >= 1, "a row without tokens")
         end = held.computed + num_tokens
-        _require(end <= len(held.tokens), f"{end} tokens to compute, {len(held.tokens)} known")
         reach = end + most_drafts
         _require(reach <= len(held.blocks) * self.block_size, f"{reach} tokens in {len(held.blocks)} blocks")
         unused = len(held.blocks) * self.block_size - end
+        ahead = self.plans_ahead * (self.max_draft_tokens + self.most_repeats)
         _require(
-            unused < self.block_size + self.plans_ahead * self.max_draft_tokens,
-            f"{unused} slots of {held.new.sequence_id} are held for nothing",
+            unused < self.block_size + ahead, f"{unused} slots of {held.new.sequence_id} are held for nothing"
         )
+        if not self.most_repeats:
+            _require(end <= len(held.tokens), f"{end} tokens to compute, {len(held.tokens)} known")
+        failure, times = self._pass(held, min(end, len(held.tokens)), reach), 0
+        while times < repeats and held.computed < end and not (failure or held.ended):
+            failure = self._pass(held, held.computed + 1, reach)
+            times += 1
+        return failure, times
+
+    def _pass(self, held: Held, end: int, reach: int) -> str:
+        """Compute up to ``end``, in a plan that may write up to ``reach``."""
         writes = {held.blocks[position // self.block_size] for position in range(held.computed, reach)}
         for other in self.held.values():
             _require(other is held or writes.isdisjoint(self._seen(other)), "a shared block is written")
         if self.remembers:
             self._write_cache(held, end)
-        self.computed_tokens += num_tokens
+        self.computed_tokens += end - held.computed
         held.computed = end
         if end < len(held.tokens):
             return ""

@@ -209,6 +209,7 @@ def plan_of(message: worker_pb2.StepPlan) -> StepPlan:
         slots=list(message.slots),
         num_tokens=list(message.num_tokens),
         num_draft_tokens=list(message.num_draft_tokens),
+        num_repeats=message.num_repeats,
     )
 
 
@@ -220,6 +221,7 @@ def result_message(result: StepResult) -> worker_pb2.StepResult:
         num_output_tokens=result.num_output_tokens,
         token_ids=result.token_ids,
         num_drafted_tokens=result.num_drafted_tokens,
+        num_repeats=result.num_repeats,
         step_us=result.step_us,
     )
     for end in result.ends:

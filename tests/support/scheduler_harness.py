@@ -81,6 +81,7 @@ class Harness:
     now: float = 1000.0
     share: PromptShare = field(default_factory=BesideDecodes)
     pace: StartPace = field(default_factory=StartPace)
+    run_ahead_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.received: dict[int, Received] = {}
@@ -101,6 +102,7 @@ class Harness:
             victims=self.victims,
             share=self.share,
             pace=self.pace,
+            run_ahead_s=self.run_ahead_s,
         )
         self.scheduler = Scheduler(config, self.observer, seed=b"test" * 8)
         self.replica: Attachment = self.scheduler.attach("replica", lambda: None, self.now)

@@ -8,7 +8,7 @@ import heapq
 import random
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hundredfold_scheduler.core.intake import QueueLimits
@@ -45,12 +45,12 @@ class Cost:
     noise: float = 0.0
     """Part by which a step takes longer or shorter, by chance."""
 
-    def seconds(self, plan: StepPlan, computed: Sequence[int]) -> float:
-        """The time of a plan that brought its rows so far; rows of one token are decodes."""
-        found = self.fixed
-        for count, end in zip(plan.num_tokens, computed, strict=True):
-            if count == 1:
-                found += self.per_row + self.per_context * end
+    def seconds(self, plan: StepPlan, result: StepResult) -> float:
+        """The time of a plan that brought its rows so far; rows of one token, or that go on, are decodes."""
+        found = self.fixed * (1 + result.num_repeats)
+        for count, end in zip(plan.num_tokens, result.num_computed_tokens, strict=True):
+            if count == 1 or plan.num_repeats:
+                found += (1 + result.num_repeats) * (self.per_row + self.per_context * end)
             else:
                 found += count * (self.per_token + self.per_pair * (end - count / 2))
         return found * (1 + random.Random(plan.step).uniform(-self.noise, self.noise))
@@ -71,7 +71,7 @@ class Echo:
         self._held: dict[int, _Held] = {}
 
     def step(self, plan: StepPlan) -> StepResult:
-        """One id for every row that reaches its last known token."""
+        """One id for every row that reaches its last known token, and of each repeat."""
         for new in plan.new_sequences:
             prompt, output = len(new.prompt), len(new.output)
             self._held[new.slot] = _Held(new.num_computed_tokens, prompt + output, prompt + new.max_tokens)
@@ -83,13 +83,14 @@ class Echo:
                 counts.append(0)
                 continue
             held.computed += num_tokens
-            sampled = held.computed == held.known
+            sampled = max(0, held.computed - held.known + 1)
             held.known += sampled
             computed.append(held.computed)
-            counts.append(int(sampled))
+            counts.append(sampled)
             if held.known == held.end:
                 ends.append(RowEnd(row, EndReason.LENGTH))
-        return StepResult(plan.step, computed, counts, [7] * sum(counts), ends)
+        repeats = min(plan.num_repeats, max(0, *counts) - 1) if plan.num_repeats else 0
+        return StepResult(plan.step, computed, counts, [7] * sum(counts), ends, num_repeats=max(0, repeats))
 
 
 @dataclass(slots=True)
@@ -183,7 +184,7 @@ class Simulation:
         while (plan := self.scheduler.plan(self.worker, self.now)) is not None:
             start = max(self.now, self._results[-1][0] if self._results else 0.0)
             result = self._echo.step(plan)
-            seconds = self.cost.seconds(plan, result.num_computed_tokens)
+            seconds = self.cost.seconds(plan, result)
             result.step_us = round(seconds * 1e6)
             self.steps.append((start, start + seconds, plan))
             self._results.append((start + seconds, result))

@@ -44,6 +44,8 @@ class StepDriver:
     """Most known tokens that a row computes in a step."""
     drafts: int = 0
     """Draft tokens that each row may try."""
+    repeats: int = 0
+    """Passes that may follow the first of each step."""
     tracks: dict[int, Track] = field(default_factory=dict)
     step: int = 0
     pending_new: list[NewSequence] = field(default_factory=list)
@@ -78,11 +80,12 @@ class StepDriver:
             slots=ints(picked),
             num_tokens=ints(
                 [
-                    min(self.chunk, len(t.prompt) + len(t.output) - t.computed) or 1
+                    (min(self.chunk, len(t.prompt) + len(t.output) - t.computed) or 1) + self.repeats
                     for t in (self.tracks[s] for s in picked)
                 ]
             ),
             num_draft_tokens=ints([self.drafts] * len(picked) if self.drafts else []),
+            num_repeats=self.repeats,
         )
         self.pending_release, self.pending_new = [], []
         return plan

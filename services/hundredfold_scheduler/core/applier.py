@@ -128,19 +128,18 @@ class Applier:
                 sequence.known -= num_samples - count
         totals = self._state.totals
         totals.steps += 1
-        planned = sum(record.num_tokens) - record.num_drafts
-        totals.prefill_tokens += planned - record.work.rows
-        drafted = 0
-        if result.num_drafted_tokens:
-            drafted = sum(result.num_drafted_tokens)
-            planned += drafted
-            totals.drafted_tokens += drafted
-            totals.accepted_tokens += result.num_accepted_tokens
-        worker.cost.observe(_computed(record.work, skipped, drafted), result.step_us / 1e6)
-        totals.computed_tokens += planned
+        totals.prefill_tokens += record.work.tokens
+        drafted = sum(result.num_drafted_tokens)
+        totals.drafted_tokens += drafted
+        totals.accepted_tokens += result.num_accepted_tokens
+        passes = 1 + result.num_repeats
+        worker.cost.observe(_each_pass(record.work, result, skipped, drafted), result.step_us / 1e6 / passes)
+        decoded = record.work.rows if passes == 1 else len(result.token_ids) - result.num_accepted_tokens
+        computed_tokens = record.work.tokens + decoded + drafted
+        totals.computed_tokens += computed_tokens
         totals.output_tokens += output
         totals.recomputed_tokens += recomputed
-        self._observer.stepped(result, planned, recomputed)
+        self._observer.stepped(result, computed_tokens, recomputed)
 
     def _deliver_scores(self, row_scores: RowScores, sequence: Sequence) -> None:
         """Hand scores on, without those that an earlier run of the sequence has delivered."""
@@ -193,12 +192,16 @@ class Applier:
         self._ending.fail(request, Failure(Code.INTERNAL, message), now)
 
 
-def _computed(work: Work, skipped: int, drafted: int) -> Work:
-    """What a step computed that was planned with such work: without rows that had ended, and with drafts."""
-    if not (skipped or drafted) or not work.rows:
+def _each_pass(work: Work, result: StepResult, skipped: int, drafted: int) -> Work:
+    """What a pass computed on average of a plan with such work: without rows that had ended, with drafts."""
+    passes = 1 + result.num_repeats
+    if not (skipped or drafted or passes > 1) or not work.rows:
         return work
     rows, each = max(0, work.rows - skipped), work.context / work.rows
-    return Work(rows, round(rows * each), work.tokens + drafted, work.pairs + round(drafted * each))
+    if passes > 1:
+        rows = round((len(result.token_ids) - result.num_accepted_tokens) / passes)
+    drafts = drafted / passes
+    return Work(rows, round(rows * each), work.tokens + round(drafts), work.pairs + round(drafts * each))
 
 
 def _check(result: StepResult, worker: Worker) -> InFlight:
@@ -223,6 +226,10 @@ def _check(result: StepResult, worker: Worker) -> InFlight:
     for row in (*ended, *failed, *searched, *(scored.row for scored in result.scores)):
         if not 0 <= row < rows:
             raise WorkerProtocolError(f"step {result.step} speaks of row {row} of {rows}")
+    if not 0 <= result.num_repeats <= record.num_repeats:
+        raise WorkerProtocolError(
+            f"step {result.step} has {result.num_repeats} repeats, planned were {record.num_repeats} at most"
+        )
     if result.num_drafted_tokens:
         _check_drafts(record, result)
     rows_of_result = zip(
@@ -251,7 +258,7 @@ def _check(result: StepResult, worker: Worker) -> InFlight:
 
 
 def _check_drafts(record: InFlight, result: StepResult) -> None:
-    """Rows try no more drafts than they may, and bring one id more than drafts at most."""
+    """Rows try no more drafts than they may, and bring an id of each pass and as many as drafts at most."""
     tried = result.num_drafted_tokens
     if len(tried) != len(record.rows):
         raise WorkerProtocolError(
@@ -259,7 +266,7 @@ def _check_drafts(record: InFlight, result: StepResult) -> None:
         )
     rows = zip(tried, record.num_samples, result.num_output_tokens, strict=True)
     for row, (drafts, num_samples, count) in enumerate(rows):
-        if drafts and not (0 < drafts < num_samples and count <= drafts + 1):
+        if drafts and not (0 < drafts < num_samples and count <= drafts + 1 + result.num_repeats):
             raise WorkerProtocolError(
                 f"step {result.step} tries {drafts} drafts and brings {count} ids in row {row}, planned were "
                 f"{num_samples} ids at most"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from hundredfold_scheduler.core.ahead import MAX_REPEATS
 from hundredfold_scheduler.core.cache import Cache
 from hundredfold_scheduler.core.request import Sequence, Status
 from hundredfold_scheduler.core.state import State
@@ -110,7 +111,7 @@ def _check_blocks(worker: Worker) -> None:
     held: Counter[int] = Counter()
     for sequence in worker.running.values():
         held.update(sequence.blocks[sequence.unseen :])
-        _check_table(sequence, cache, MAX_PLANS_IN_FLIGHT * worker.limits.max_draft_tokens)
+        _check_table(sequence, cache, MAX_PLANS_IN_FLIGHT * (worker.limits.max_draft_tokens + MAX_REPEATS))
     for block, references in enumerate(pool.references):
         _expect(
             references == held[block], f"block {block} has {references} references, {held[block]} holders"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from operator import add
 
+from hundredfold_scheduler.core.ahead import Ahead
 from hundredfold_scheduler.core.beam_group import PlannedBranch
 from hundredfold_scheduler.core.budget import PLENTY, Budget
 from hundredfold_scheduler.core.newcomers import Newcomers, Terms
@@ -24,13 +25,20 @@ class Planner:
     """
 
     def __init__(
-        self, state: State, newcomers: Newcomers, preemption: Preemption, share: PromptShare, pace: StartPace
+        self,
+        state: State,
+        newcomers: Newcomers,
+        preemption: Preemption,
+        share: PromptShare,
+        pace: StartPace,
+        ahead: Ahead,
     ) -> None:
         self._state = state
         self._newcomers = newcomers
         self._preemption = preemption
         self._share = share
         self._pace = pace
+        self._ahead = ahead
         self._step = 0
         self._budget = Budget(0)
         self._context = 0
@@ -40,6 +48,7 @@ class Planner:
         self._num_samples: list[int] = []
         self._num_drafts: list[int] = []
         """Of the first rows, which decode; empty when nobody may draft."""
+        self._num_repeats = 0
         self._grown: list[Sequence] = []
         self._new: list[Sequence] = []
         self._branches: list[PlannedBranch] = []
@@ -75,6 +84,8 @@ class Planner:
             self._admit(self._longest_beside(prefills, worker), worker, now)
         if not self._short_of_memory:
             self._give_back(num_decodes, worker)
+            if not (prefills or self._new or worker.beams or len(self._state.waiting)):
+                self._plan_repeats(decodes, worker)
             if may_draft:
                 self._plan_drafts(num_decodes, worker)
         self._count_backlog(prefills, worker)
@@ -86,7 +97,7 @@ class Planner:
     def _begin(self, worker: Worker) -> None:
         self._step = worker.planned + 1
         self._rows, self._num_tokens, self._num_samples, self._num_drafts = [], [], [], []
-        self._context = 0
+        self._context = self._num_repeats = 0
         self._grown, self._new = [], []
         self._branches, self._restarted = [], []
         self._short_of_memory = False
@@ -304,45 +315,41 @@ class Planner:
             self._budget.spend(reserved, more)
             self._advance(row, more)
 
+    def _plan_repeats(self, decodes: Work, worker: Worker) -> None:
+        """Let decodes that nobody waits behind go on in this plan."""
+        counts = self._ahead.repeats(self._rows, decodes, worker)
+        self._num_repeats = max(counts, default=0)
+        for row, count in enumerate(counts):
+            self._num_tokens[row] += count
+            self._num_samples[row] += count
+        self._tell_growth(self._rows)
+
     def _plan_drafts(self, num_decodes: int, worker: Worker) -> None:
         """Let rows that decode try drafts, from what is left when everybody else has what they want: an equal
         share of the budget, and blocks that nobody was promised. The worker knows how many are worth it.
         """
-        context = self._context // num_decodes
+        context, rows = self._context // num_decodes, self._rows[:num_decodes]
         most = min(worker.limits.max_draft_tokens, self._budget.most(context) // num_decodes)
         if most <= 0:
             return
-        self._num_drafts = [
-            self._plan_draft(self._rows[row], most, worker) if self._num_samples[row] == 1 else 0
-            for row in range(num_decodes)
-        ]
+        self._num_drafts = self._ahead.drafts(rows, most, worker)
         for row, count in enumerate(self._num_drafts):
             self._num_samples[row] += count
         self._budget.spend(context, sum(self._num_drafts))
+        self._tell_growth(rows)
 
-    def _plan_draft(self, sequence: Sequence, most: int, worker: Worker) -> int:
-        """Reserve room for drafts behind a sequence's next token; returns how many it may try."""
-        reserved, cache = sequence.reserved, worker.cache
-        count = min(most, sequence.last_needed - reserved)
-        if count <= 0 or sequence.beams is not None:
-            return 0
-        if sequence.capacity < reserved + count:
-            leave = cache.promised + self._preemption.room_kept_from(sequence, worker)
-            if cache.grow(sequence, reserved + count, leave):
-                self._grown.append(sequence)
-            count = min(count, sequence.capacity - reserved)
-        sequence.reserved += count
-        sequence.known += count
-        return count
+    def _tell_growth(self, rows: list[Sequence]) -> None:
+        self._grown += [sequence for sequence in rows if sequence.told_blocks < len(sequence.blocks)]
 
     def _write_down(self, worker: Worker, num_decodes: int, now: float) -> StepPlan:
-        worker.planned = self._step
+        worker.planned, worker.num_repeats = self._step, self._num_repeats
         plan = StepPlan(
             self._step,
             released_slots=worker.slots.take_released(),
             new_sequences=[sequence.introduce() for sequence in (*self._restarted, *self._new)],
             slots=[sequence.slot for sequence in self._rows],
             num_tokens=self._num_tokens,
+            num_repeats=self._num_repeats,
         )
         advance, num_drafts = self._num_tokens, sum(self._num_drafts)
         if num_drafts:
@@ -372,7 +379,8 @@ class Planner:
                 now,
                 work,
                 num_drafts,
-                worker.will_take(work),
+                self._num_repeats,
+                worker.will_take(work) * (1 + self._num_repeats),
             )
         )
         return plan

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hundredfold_scheduler.core.admission import PATIENCE_S, Admission
+from hundredfold_scheduler.core.ahead import Ahead
 from hundredfold_scheduler.core.applier import Applier
 from hundredfold_scheduler.core.block_hash import new_seed
 from hundredfold_scheduler.core.ending import Ending
@@ -49,6 +50,8 @@ class SchedulerConfig:
     router: Router = field(default_factory=LeastWork)
     share: PromptShare = field(default_factory=BesideDecodes)
     pace: StartPace = field(default_factory=StartPace)
+    run_ahead_s: float = 0.0
+    """How long decodes that nobody waits behind go on in one plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ class Scheduler:
         preemption = Preemption(self.state, config.victims, self._fair_room, self._ending, watcher)
         admission = Admission(self.state, config.router, self._fair_room, watcher)
         newcomers = Newcomers(self.state, admission)
-        self._planner = Planner(self.state, newcomers, preemption, config.share, config.pace)
+        ahead = Ahead(preemption, config.run_ahead_s)
+        self._planner = Planner(self.state, newcomers, preemption, config.share, config.pace, ahead)
         self._applier = Applier(self.state, self._ending, watcher)
 
     def attach(self, replica: str, notify: Callable[[], None], now: float) -> Attachment:

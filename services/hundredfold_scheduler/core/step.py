@@ -70,6 +70,8 @@ class StepPlan:
     num_tokens: list[int] = field(default_factory=list)
     num_draft_tokens: list[int] = field(default_factory=list)
     """Empty when no row may draft."""
+    num_repeats: int = 0
+    """Passes that may follow the first, each with the tokens drawn in the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +173,14 @@ class StepResult:
     step_us: int = 0
     idle_us: int = 0
     num_drafted_tokens: Seq[int] = ()
-    """Draft tokens that each row tried; empty when none did."""
+    """Draft tokens that each row tried in the last pass; empty when none did."""
+    num_repeats: int = 0
+    """Passes that followed the first."""
 
     @property
     def num_accepted_tokens(self) -> int:
-        """Drafts that were right: a row's ids beyond the first. An id that ends its sequence is drawn, not
-        accepted.
+        """Drafts that were right: a row's ids beyond one of each pass. An id that ends its sequence is drawn,
+        not accepted.
         """
         rows = zip(self.num_drafted_tokens, self.num_output_tokens, strict=False)
-        return sum(count - 1 for tried, count in rows if tried and count)
+        return sum(max(0, count - self.num_repeats - 1) for tried, count in rows if tried)

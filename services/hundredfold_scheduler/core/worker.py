@@ -40,11 +40,13 @@ class InFlight:
     """Ids that each row may bring: 1 when it reaches its last known token, else 0; and one for each draft."""
     sent_at: float
     work: Work
-    """Without drafts. Its rows are those that advance by their next token; all other tokens are prompts' and
-    of what is computed again.
+    """Of the first pass, without drafts. Its rows are those that advance by their next token; all others are
+    tokens of prompts and of what is computed again.
     """
     num_drafts: int = 0
     """Of the tokens, those that are drafts; the worker tries as many of them as it likes."""
+    num_repeats: int = 0
+    """Passes that may follow the first."""
     takes_s: float = 0.0
     """What the step is thought to take; 0 where it is short, or nothing is known."""
 
@@ -115,6 +117,8 @@ class Worker:
     last_result_at: float = 0.0
     lead: float = LEAD
     """Part of a step before whose end the next is planned."""
+    num_repeats: int = 0
+    """Of the last plan."""
     last_start: int = 0
     """Number of the last plan with newcomers."""
     prompts_first: int = 0

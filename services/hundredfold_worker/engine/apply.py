@@ -131,7 +131,9 @@ def _check_rows(table: SlotTable, plan: StepPlan) -> None:
     )
     if int(wanted.min()) < 1:
         raise BrokenPlan(f"num_tokens is {int(wanted.min())} for a row, it has to be at least 1")
-    asked = int(wanted.sum()) + int(plan.num_draft_tokens.sum())
+    takes = np.minimum(wanted, table.length[slots] - table.computed[slots])
+    at_once = takes if plan.num_repeats else wanted
+    asked = int(at_once.sum()) + int(plan.num_draft_tokens.sum())
     if asked > limits.max_num_batched_tokens:
         raise BrokenPlan(
             f"num_tokens and num_draft_tokens add up to {asked}, "
@@ -139,7 +141,7 @@ def _check_rows(table: SlotTable, plan: StepPlan) -> None:
         )
     if table.sampling.num_candidates[slots].any():
         _check_beams(table, plan)
-    reach = table.computed[slots] + np.minimum(wanted, table.length[slots] - table.computed[slots])
+    reach = table.computed[slots] + (wanted if plan.num_repeats else takes)
     if len(plan.num_draft_tokens):
         reach = reach + plan.num_draft_tokens
     short = (table.state[slots] == RUNNING) & (reach > table.num_blocks[slots] * limits.block_size)
@@ -158,6 +160,11 @@ def _check_beams(table: SlotTable, plan: StepPlan) -> None:
     idle = (table.state[slots] == RUNNING) & (table.computed[slots] == table.length[slots]) & (candidates > 0)
     if idle.any():
         raise BrokenPlan(f"row {int(idle.argmax())} names a beam whose tokens are all computed")
+    if plan.num_repeats and candidates.any():
+        raise BrokenPlan(
+            f"num_repeats is {plan.num_repeats}, row {int(candidates.argmax())} is a beam, whose next ids "
+            "are the scheduler's to choose"
+        )
     beams = plan.num_draft_tokens * candidates[: len(plan.num_draft_tokens)]
     if beams.any():
         raise BrokenPlan(

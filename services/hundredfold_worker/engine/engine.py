@@ -29,6 +29,7 @@ class EngineTotals:
     """Counted since the start."""
 
     steps: int = 0
+    """Passes over the weights; a plan may ask for several."""
     computed_tokens: int = 0
     output_tokens: int = 0
     drafted_tokens: int = 0
@@ -109,14 +110,14 @@ class Engine:
                     send(plan.copy_sources, self._device), send(plan.copy_destinations, self._device)
                 )
             outcome = self._compute(plan)
-        self.totals.steps += 1
+        self.totals.steps += max(1, outcome.num_passes)
         elapsed = time.perf_counter() - started
         self._runner.times.total_s += elapsed
         result = outcome.result(round(elapsed * 1e6), idle_us)
         self.totals.output_tokens += len(result.token_ids)
         if len(result.num_drafted):
             self.totals.drafted_tokens += int(result.num_drafted.sum())
-            self.totals.accepted_tokens += int(np.maximum(result.num_outputs - 1, 0).sum())
+            self.totals.accepted_tokens += result.num_accepted
         self.totals.failed_sequences += len(result.failures)
         return result
 
@@ -128,16 +129,24 @@ class Engine:
             if len(rows):
                 outcome.failed(int(rows[0]), fault)
                 del table.faults[slot]
-        rows = np.flatnonzero(table.state[plan.slots] == RUNNING)
-        if len(rows):
+        left = plan.num_tokens.copy()
+        while outcome.num_passes <= plan.num_repeats:
+            rows = np.flatnonzero((table.state[plan.slots] == RUNNING) & (left > 0))
+            if not len(rows):
+                break
             slots = plan.slots[rows]
-            takes = np.minimum(plan.num_tokens[rows], table.length[slots] - table.computed[slots])
+            takes = np.minimum(left[rows], table.length[slots] - table.computed[slots])
+            left[rows] -= takes
             allowed = plan.num_draft_tokens[rows] if len(plan.num_draft_tokens) else None
-            self._advance(Pass(rows, slots, takes, np.zeros_like(takes)), allowed, outcome)
+            outcome.begin_pass()
+            if self._advance(Pass(rows, slots, takes, np.zeros_like(takes)), allowed, outcome):
+                break
         return outcome
 
-    def _advance(self, whole: Pass, allowed: Ints | None, outcome: Outcome) -> None:
-        """Compute the rows of a step, and at most ``allowed`` int64[n] drafts behind them."""
+    def _advance(self, whole: Pass, allowed: Ints | None, outcome: Outcome) -> bool:
+        """Compute the rows of a pass, and at most ``allowed`` int64[n] drafts behind them; whether there were
+        drafts.
+        """
         table, speculation = self._table, self._speculation
         if speculation is not None and allowed is not None:
             whole = replace(whole, drafts=speculation.draft(table, whole.slots, whole.takes, allowed))
@@ -147,6 +156,7 @@ class Engine:
             self._run(part, outcome)
         if speculation is not None and allowed is not None:
             speculation.learn(table, time.perf_counter() - begun)
+        return bool(whole.drafts.any())
 
     def _run(self, part: Pass, outcome: Outcome) -> None:
         """Run a pass; when it fails, try it without drafts, then halve it until the rows at fault are alone.

@@ -32,6 +32,16 @@ class Outcome:
         self._failures: list[RowFailure] = []
         self._scores: list[RowScores] = []
         self._candidates: list[RowCandidates] = []
+        self._num_passes = 0
+
+    def begin_pass(self) -> None:
+        """The rows that go on are computed once more."""
+        self._num_passes += 1
+
+    @property
+    def num_passes(self) -> int:
+        """Passes so far."""
+        return self._num_passes
 
     def sampled(self, rows: Ints, token_ids: Ints) -> None:
         """Each row has a new output id, the one after those told before."""
@@ -68,6 +78,7 @@ class Outcome:
             num_outputs=self._num_outputs,
             token_ids=self._token_ids(),
             num_drafted=self._num_drafted if self._num_drafted.any() else self._num_drafted[:0],
+            num_repeats=max(0, self._num_passes - 1),
             ends=tuple(self._ends),
             failures=tuple(self._failures),
             scores=tuple(self._scores),

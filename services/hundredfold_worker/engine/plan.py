@@ -66,6 +66,7 @@ class StepPlan:
     slots: Ints = field(default_factory=lambda: _NONE)
     num_tokens: Ints = field(default_factory=lambda: _NONE)
     num_draft_tokens: Ints = field(default_factory=lambda: _NONE)
+    num_repeats: int = 0
 
 
 @enum.unique
@@ -124,9 +125,19 @@ class StepResult:
     """int64[sum of num_outputs], row by row."""
     num_drafted: Ints = field(default_factory=lambda: _NONE)
     """int64[rows]: draft tokens tried; empty when none were."""
+    num_repeats: int = 0
+    """Passes that followed the first."""
     ends: tuple[RowEnd, ...] = ()
     failures: tuple[RowFailure, ...] = ()
     scores: tuple[RowScores, ...] = ()
     candidates: tuple[RowCandidates, ...] = ()
     step_us: int = 0
     idle_us: int = 0
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafts that were right: ids beyond one of each pass, of the rows that tried some in the last."""
+        if not len(self.num_drafted):
+            return 0
+        beyond = self.num_outputs[self.num_drafted > 0] - self.num_repeats - 1
+        return int(np.maximum(beyond, 0).sum())

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from hundredfold.internal.v1 import sequence_pb2 as hundredfold_dot_internal_dot_v1_dot_sequence__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$hundredfold/internal/v1/worker.proto\x12\x17hundredfold.internal.v1\x1a&hundredfold/internal/v1/sequence.proto\"\x16\n\x14GetWorkerInfoRequest\"\xdc\x02\n\x15GetWorkerInfoResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x17\n\x0f\x62ytes_per_block\x18\t \x01(\x04\x12\x14\n\x0cmax_num_seqs\x18\n \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x0b \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x0c \x01(\r\x12\x16\n\x0esliding_window\x18\r \x01(\r\x12\x16\n\x0emax_draft_rows\x18\x0e \x01(\r\"\x86\x01\n\x0e\x45xecuteRequest\x12\x36\n\x05hello\x18\x01 \x01(\x0b\x32%.hundredfold.internal.v1.ExecuteHelloH\x00\x12\x31\n\x04plan\x18\x02 \x01(\x0b\x32!.hundredfold.internal.v1.StepPlanH\x00\x42\t\n\x07message\"\x7f\n\x0c\x45xecuteHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tscheduler\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x12\n\nblock_size\x18\x05 \x01(\r\"\xd5\x02\n\x08StepPlan\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x16\n\x0ereleased_slots\x18\x02 \x03(\r\x12;\n\rnew_sequences\x18\x03 \x03(\x0b\x32$.hundredfold.internal.v1.NewSequence\x12\x31\n\x08\x62ranches\x18\x0b \x03(\x0b\x32\x1f.hundredfold.internal.v1.Branch\x12\x13\n\x0bgrown_slots\x18\x04 \x03(\r\x12\x14\n\x0cgrown_counts\x18\x05 \x03(\r\x12\x17\n\x0fgrown_block_ids\x18\x06 \x03(\r\x12\x32\n\x06\x63opies\x18\x07 \x03(\x0b\x32\".hundredfold.internal.v1.BlockCopy\x12\r\n\x05slots\x18\x08 \x03(\r\x12\x12\n\nnum_tokens\x18\t \x03(\r\x12\x18\n\x10num_draft_tokens\x18\n \x03(\r\"\x90\x02\n\x0bNewSequence\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x18\n\x10output_token_ids\x18\x04 \x03(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12\x37\n\x06params\x18\x07 \x01(\x0b\x32\'.hundredfold.internal.v1.SequenceParams\x12\x14\n\x0c\x63hoice_index\x18\x08 \x01(\r\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x16\n\x0enum_candidates\x18\n \x01(\r\"e\n\x06\x42ranch\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bsource_slot\x18\x02 \x01(\r\x12\x10\n\x08token_id\x18\x03 \x01(\r\x12\x13\n\x0bkept_blocks\x18\x04 \x01(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\"0\n\tBlockCopy\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\x13\n\x0b\x64\x65stination\x18\x02 \x01(\r\"\xcb\x01\n\x0f\x45xecuteResponse\x12:\n\x07welcome\x18\x01 \x01(\x0b\x32\'.hundredfold.internal.v1.ExecuteWelcomeH\x00\x12\x35\n\x06result\x18\x02 \x01(\x0b\x32#.hundredfold.internal.v1.StepResultH\x00\x12:\n\x07leaving\x18\x03 \x01(\x0b\x32\'.hundredfold.internal.v1.ExecuteLeavingH\x00\x42\t\n\x07message\"%\n\x0e\x45xecuteWelcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\"\x10\n\x0e\x45xecuteLeaving\"\xf9\x02\n\nStepResult\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x1b\n\x13num_computed_tokens\x18\x02 \x03(\r\x12\x19\n\x11num_output_tokens\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x1a\n\x12num_drafted_tokens\x18\x05 \x03(\r\x12-\n\x04\x65nds\x18\x06 \x03(\x0b\x32\x1f.hundredfold.internal.v1.RowEnd\x12\x35\n\x08\x66\x61ilures\x18\x07 \x03(\x0b\x32#.hundredfold.internal.v1.RowFailure\x12\x32\n\x06scores\x18\x08 \x03(\x0b\x32\".hundredfold.internal.v1.RowScores\x12\x0f\n\x07step_us\x18\t \x01(\x04\x12\x0f\n\x07idle_us\x18\n \x01(\x04\x12:\n\ncandidates\x18\x0b \x03(\x0b\x32&.hundredfold.internal.v1.RowCandidates\"A\n\rRowCandidates\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\"w\n\x06RowEnd\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x32\n\x06reason\x18\x02 \x01(\x0e\x32\".hundredfold.internal.v1.EndReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"L\n\nRowFailure\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x31\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32 .hundredfold.internal.v1.Failure\"I\n\tRowScores\x12\x0b\n\x03row\x18\x01 \x01(\r\x12/\n\x06scores\x18\x02 \x01(\x0b\x32\x1f.hundredfold.internal.v1.Scores2\xe1\x01\n\rWorkerService\x12n\n\rGetWorkerInfo\x12-.hundredfold.internal.v1.GetWorkerInfoRequest\x1a..hundredfold.internal.v1.GetWorkerInfoResponse\x12`\n\x07\x45xecute\x12\'.hundredfold.internal.v1.ExecuteRequest\x1a(.hundredfold.internal.v1.ExecuteResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$hundredfold/internal/v1/worker.proto\x12\x17hundredfold.internal.v1\x1a&hundredfold/internal/v1/sequence.proto\"\x16\n\x14GetWorkerInfoRequest\"\xdc\x02\n\x15GetWorkerInfoResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x17\n\x0f\x62ytes_per_block\x18\t \x01(\x04\x12\x14\n\x0cmax_num_seqs\x18\n \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x0b \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x0c \x01(\r\x12\x16\n\x0esliding_window\x18\r \x01(\r\x12\x16\n\x0emax_draft_rows\x18\x0e \x01(\r\"\x86\x01\n\x0e\x45xecuteRequest\x12\x36\n\x05hello\x18\x01 \x01(\x0b\x32%.hundredfold.internal.v1.ExecuteHelloH\x00\x12\x31\n\x04plan\x18\x02 \x01(\x0b\x32!.hundredfold.internal.v1.StepPlanH\x00\x42\t\n\x07message\"\x7f\n\x0c\x45xecuteHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tscheduler\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x12\n\nblock_size\x18\x05 \x01(\r\"\xea\x02\n\x08StepPlan\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x16\n\x0ereleased_slots\x18\x02 \x03(\r\x12;\n\rnew_sequences\x18\x03 \x03(\x0b\x32$.hundredfold.internal.v1.NewSequence\x12\x31\n\x08\x62ranches\x18\x0b \x03(\x0b\x32\x1f.hundredfold.internal.v1.Branch\x12\x13\n\x0bgrown_slots\x18\x04 \x03(\r\x12\x14\n\x0cgrown_counts\x18\x05 \x03(\r\x12\x17\n\x0fgrown_block_ids\x18\x06 \x03(\r\x12\x32\n\x06\x63opies\x18\x07 \x03(\x0b\x32\".hundredfold.internal.v1.BlockCopy\x12\r\n\x05slots\x18\x08 \x03(\r\x12\x12\n\nnum_tokens\x18\t \x03(\r\x12\x18\n\x10num_draft_tokens\x18\n \x03(\r\x12\x13\n\x0bnum_repeats\x18\x0c \x01(\r\"\x90\x02\n\x0bNewSequence\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x18\n\x10output_token_ids\x18\x04 \x03(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12\x37\n\x06params\x18\x07 \x01(\x0b\x32\'.hundredfold.internal.v1.SequenceParams\x12\x14\n\x0c\x63hoice_index\x18\x08 \x01(\r\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x16\n\x0enum_candidates\x18\n \x01(\r\"e\n\x06\x42ranch\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bsource_slot\x18\x02 \x01(\r\x12\x10\n\x08token_id\x18\x03 \x01(\r\x12\x13\n\x0bkept_blocks\x18\x04 \x01(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\"0\n\tBlockCopy\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\x13\n\x0b\x64\x65stination\x18\x02 \x01(\r\"\xcb\x01\n\x0f\x45xecuteResponse\x12:\n\x07welcome\x18\x01 \x01(\x0b\x32\'.hundredfold.internal.v1.ExecuteWelcomeH\x00\x12\x35\n\x06result\x18\x02 \x01(\x0b\x32#.hundredfold.internal.v1.StepResultH\x00\x12:\n\x07leaving\x18\x03 \x01(\x0b\x32\'.hundredfold.internal.v1.ExecuteLeavingH\x00\x42\t\n\x07message\"%\n\x0e\x45xecuteWelcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\"\x10\n\x0e\x45xecuteLeaving\"\x8e\x03\n\nStepResult\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x1b\n\x13num_computed_tokens\x18\x02 \x03(\r\x12\x19\n\x11num_output_tokens\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x1a\n\x12num_drafted_tokens\x18\x05 \x03(\r\x12-\n\x04\x65nds\x18\x06 \x03(\x0b\x32\x1f.hundredfold.internal.v1.RowEnd\x12\x35\n\x08\x66\x61ilures\x18\x07 \x03(\x0b\x32#.hundredfold.internal.v1.RowFailure\x12\x32\n\x06scores\x18\x08 \x03(\x0b\x32\".hundredfold.internal.v1.RowScores\x12\x0f\n\x07step_us\x18\t \x01(\x04\x12\x0f\n\x07idle_us\x18\n \x01(\x04\x12:\n\ncandidates\x18\x0b \x03(\x0b\x32&.hundredfold.internal.v1.RowCandidates\x12\x13\n\x0bnum_repeats\x18\x0c \x01(\r\"A\n\rRowCandidates\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\"w\n\x06RowEnd\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x32\n\x06reason\x18\x02 \x01(\x0e\x32\".hundredfold.internal.v1.EndReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"L\n\nRowFailure\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x31\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32 .hundredfold.internal.v1.Failure\"I\n\tRowScores\x12\x0b\n\x03row\x18\x01 \x01(\r\x12/\n\x06scores\x18\x02 \x01(\x0b\x32\x1f.hundredfold.internal.v1.Scores2\xe1\x01\n\rWorkerService\x12n\n\rGetWorkerInfo\x12-.hundredfold.internal.v1.GetWorkerInfoRequest\x1a..hundredfold.internal.v1.GetWorkerInfoResponse\x12`\n\x07\x45xecute\x12\'.hundredfold.internal.v1.ExecuteRequest\x1a(.hundredfold.internal.v1.ExecuteResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,29 +41,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXECUTEHELLO']._serialized_start=617
   _globals['_EXECUTEHELLO']._serialized_end=744
   _globals['_STEPPLAN']._serialized_start=747
-  _globals['_STEPPLAN']._serialized_end=1088
-  _globals['_NEWSEQUENCE']._serialized_start=1091
-  _globals['_NEWSEQUENCE']._serialized_end=1363
-  _globals['_BRANCH']._serialized_start=1365
-  _globals['_BRANCH']._serialized_end=1466
-  _globals['_BLOCKCOPY']._serialized_start=1468
-  _globals['_BLOCKCOPY']._serialized_end=1516
-  _globals['_EXECUTERESPONSE']._serialized_start=1519
-  _globals['_EXECUTERESPONSE']._serialized_end=1722
-  _globals['_EXECUTEWELCOME']._serialized_start=1724
-  _globals['_EXECUTEWELCOME']._serialized_end=1761
-  _globals['_EXECUTELEAVING']._serialized_start=1763
-  _globals['_EXECUTELEAVING']._serialized_end=1779
-  _globals['_STEPRESULT']._serialized_start=1782
-  _globals['_STEPRESULT']._serialized_end=2159
-  _globals['_ROWCANDIDATES']._serialized_start=2161
-  _globals['_ROWCANDIDATES']._serialized_end=2226
-  _globals['_ROWEND']._serialized_start=2228
-  _globals['_ROWEND']._serialized_end=2347
-  _globals['_ROWFAILURE']._serialized_start=2349
-  _globals['_ROWFAILURE']._serialized_end=2425
-  _globals['_ROWSCORES']._serialized_start=2427
-  _globals['_ROWSCORES']._serialized_end=2500
-  _globals['_WORKERSERVICE']._serialized_start=2503
-  _globals['_WORKERSERVICE']._serialized_end=2728
+  _globals['_STEPPLAN']._serialized_end=1109
+  _globals['_NEWSEQUENCE']._serialized_start=1112
+  _globals['_NEWSEQUENCE']._serialized_end=1384
+  _globals['_BRANCH']._serialized_start=1386
+  _globals['_BRANCH']._serialized_end=1487
+  _globals['_BLOCKCOPY']._serialized_start=1489
+  _globals['_BLOCKCOPY']._serialized_end=1537
+  _globals['_EXECUTERESPONSE']._serialized_start=1540
+  _globals['_EXECUTERESPONSE']._serialized_end=1743
+  _globals['_EXECUTEWELCOME']._serialized_start=1745
+  _globals['_EXECUTEWELCOME']._serialized_end=1782
+  _globals['_EXECUTELEAVING']._serialized_start=1784
+  _globals['_EXECUTELEAVING']._serialized_end=1800
+  _globals['_STEPRESULT']._serialized_start=1803
+  _globals['_STEPRESULT']._serialized_end=2201
+  _globals['_ROWCANDIDATES']._serialized_start=2203
+  _globals['_ROWCANDIDATES']._serialized_end=2268
+  _globals['_ROWEND']._serialized_start=2270
+  _globals['_ROWEND']._serialized_end=2389
+  _globals['_ROWFAILURE']._serialized_start=2391
+  _globals['_ROWFAILURE']._serialized_end=2467
+  _globals['_ROWSCORES']._serialized_start=2469
+  _globals['_ROWSCORES']._serialized_end=2542
+  _globals['_WORKERSERVICE']._serialized_start=2545
+  _globals['_WORKERSERVICE']._serialized_end=2770
 # @@protoc_insertion_point(module_scope)

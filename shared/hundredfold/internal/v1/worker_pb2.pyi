@@ -178,8 +178,13 @@ class StepPlan(google.protobuf.message.Message):
     SLOTS_FIELD_NUMBER: builtins.int
     NUM_TOKENS_FIELD_NUMBER: builtins.int
     NUM_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_REPEATS_FIELD_NUMBER: builtins.int
     step: builtins.int
     """Counts from 1 on each stream."""
+    num_repeats: builtins.int
+    """Passes that may follow the first: in each, rows that have not ended and have some of their num_tokens left
+    compute the token that they sampled in the one before. Not for beams.
+    """
     @property
     def released_slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Slots whose sequences are forgotten."""
@@ -214,11 +219,13 @@ class StepPlan(google.protobuf.message.Message):
 
     @property
     def num_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Known tokens that each row computes at most. A row that reaches its last known token samples the next."""
+        """Known tokens that each row computes at most, in all passes together. A row that reaches its last known token
+        samples the next.
+        """
 
     @property
     def num_draft_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Draft tokens that each row may add and verify; empty when none may."""
+        """Draft tokens that each row may add and verify; empty when none may. A pass with drafts is the last one."""
 
     def __init__(
         self,
@@ -234,8 +241,9 @@ class StepPlan(google.protobuf.message.Message):
         slots: collections.abc.Iterable[builtins.int] | None = ...,
         num_tokens: collections.abc.Iterable[builtins.int] | None = ...,
         num_draft_tokens: collections.abc.Iterable[builtins.int] | None = ...,
+        num_repeats: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["branches", b"branches", "copies", b"copies", "grown_block_ids", b"grown_block_ids", "grown_counts", b"grown_counts", "grown_slots", b"grown_slots", "new_sequences", b"new_sequences", "num_draft_tokens", b"num_draft_tokens", "num_tokens", b"num_tokens", "released_slots", b"released_slots", "slots", b"slots", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["branches", b"branches", "copies", b"copies", "grown_block_ids", b"grown_block_ids", "grown_counts", b"grown_counts", "grown_slots", b"grown_slots", "new_sequences", b"new_sequences", "num_draft_tokens", b"num_draft_tokens", "num_repeats", b"num_repeats", "num_tokens", b"num_tokens", "released_slots", b"released_slots", "slots", b"slots", "step", b"step"]) -> None: ...
 
 global___StepPlan = StepPlan
 
@@ -443,12 +451,15 @@ class StepResult(google.protobuf.message.Message):
     STEP_US_FIELD_NUMBER: builtins.int
     IDLE_US_FIELD_NUMBER: builtins.int
     CANDIDATES_FIELD_NUMBER: builtins.int
+    NUM_REPEATS_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The plan's step."""
     step_us: builtins.int
     """Microseconds that the step took."""
     idle_us: builtins.int
     """Microseconds that the worker waited for this plan."""
+    num_repeats: builtins.int
+    """Passes that followed the first."""
     @property
     def num_computed_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Leading tokens of each row's sequence whose keys and values are now final."""
@@ -463,7 +474,9 @@ class StepResult(google.protobuf.message.Message):
 
     @property
     def num_drafted_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Draft tokens verified in each row; empty when none were. A row accepted num_output_tokens - 1 of them."""
+        """Draft tokens verified in each row; empty when none were. A row accepted num_output_tokens - num_repeats - 1
+        of them.
+        """
 
     @property
     def ends(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RowEnd]:
@@ -495,8 +508,9 @@ class StepResult(google.protobuf.message.Message):
         step_us: builtins.int = ...,
         idle_us: builtins.int = ...,
         candidates: collections.abc.Iterable[global___RowCandidates] | None = ...,
+        num_repeats: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["candidates", b"candidates", "ends", b"ends", "failures", b"failures", "idle_us", b"idle_us", "num_computed_tokens", b"num_computed_tokens", "num_drafted_tokens", b"num_drafted_tokens", "num_output_tokens", b"num_output_tokens", "scores", b"scores", "step", b"step", "step_us", b"step_us", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["candidates", b"candidates", "ends", b"ends", "failures", b"failures", "idle_us", b"idle_us", "num_computed_tokens", b"num_computed_tokens", "num_drafted_tokens", b"num_drafted_tokens", "num_output_tokens", b"num_output_tokens", "num_repeats", b"num_repeats", "scores", b"scores", "step", b"step", "step_us", b"step_us", "token_ids", b"token_ids"]) -> None: ...
 
 global___StepResult = StepResult
 
