@@ -288,7 +288,7 @@ async def test_a_slow_reader_gets_merged_messages_and_stops_nobody() -> None:
 async def test_what_stays_unread_is_bounded() -> None:
     """Past the cap the largest stream ends RESOURCE_EXHAUSTED; the smaller ones are complete."""
     worker = GrpcWorker(max_num_seqs=64, max_model_len=8192, num_blocks=16384, remembers=False)
-    async with scheduler_stack(worker, max_unread_bytes=64 * 1024) as stack:
+    async with scheduler_stack(worker, max_unread_bytes=64 * 1024, run_ahead_ms=0.0) as stack:
         slow = await stack.replica()
         slow.reading.clear()
         large = [await slow.submit(i, prompt(i), 900) for i in range(48)]

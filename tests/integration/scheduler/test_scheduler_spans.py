@@ -37,7 +37,12 @@ async def test_spans_of_a_request_and_its_steps(tmp_path: Path) -> None:
     await server.start()
     worker = GrpcWorker()
     process = SchedulerProcess(
-        tmp_path / "log", "--worker", await worker.start(), "--otlp-endpoint", f"http://127.0.0.1:{port}"
+        tmp_path / "log",
+        "--run-ahead-ms=0",
+        "--worker",
+        await worker.start(),
+        "--otlp-endpoint",
+        f"http://127.0.0.1:{port}",
     )
     try:
         replica = await process.attach()
