@@ -29,6 +29,8 @@ class LayerFormat:
     bits: int
     group_size: int
     """-1 for whole rows."""
+    symmetric: bool
+    """Whether every zero point is said to be the middle."""
 
 
 def refusals(section: Mapping[str, Any]) -> list[str]:
@@ -57,11 +59,18 @@ def read_config(values: Mapping[str, Any]) -> LayerRules[LayerFormat]:
     return read_rules(section, _layer_format)
 
 
+def excepted(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Modules that the section says were left as they were; reading goes by the tensors."""
+    named = values.get("modules_to_not_convert")
+    return tuple(name for name in named if isinstance(name, str)) if isinstance(named, list) else ()
+
+
 def _layer_format(section: Section) -> LayerFormat:
     """AutoAWQ's own file has names of its own for the same."""
     bits = "w_bit" if section.has("w_bit") and not section.has("bits") else "bits"
     group = "q_group_size" if section.has("q_group_size") and not section.has("group_size") else "group_size"
-    return LayerFormat(section.one_of(bits, BITS), section.group_size(group))
+    symmetric = section.values.get("zero_point") is False or section.values.get("sym") is True
+    return LayerFormat(section.one_of(bits, BITS), section.group_size(group), symmetric)
 
 
 def _version(section: Mapping[str, Any]) -> str:

@@ -1,35 +1,24 @@
-"""AWQ layers of version gemm as grouped integers. Layout: https://github.com/casper-hansen/AutoAWQ
-
-``qweight`` holds the codes of an input feature as a run of bits along its row of words, ``qzeros`` the zero
-points of a group in the same way; with 4 bits each eight output features lie in an order of their own.
-``scales`` is a float for each group and output feature: ``w[n, k] = scale * (code - zero)``.
-"""
+"""Which layers of an AWQ checkpoint are quantized, and how: the section says it, and the tensors."""
 
 from __future__ import annotations
-
-import torch
-from torch import Tensor
 
 from hundredfold.plugin import (
     API_VERSION,
     CanonicalWeight,
     CheckpointInfo,
     DenseWeight,
-    GroupedIntWeight,
+    LayerOutline,
     LayerRequest,
+    LayerRole,
     Reasons,
     TensorSource,
+    WeightForm,
     Zero,
 )
-from hundredfold.plugin.bit_stream import unpack
+from hundredfold.plugin.forms import grouped, is_listed, words
 from hundredfold.plugin.layer_rules import LayerRules
-from hundredfold.plugin.reading import FLOATS, read_scales, read_tensor
-from hundredfold_awq.config import LayerFormat, read_config, refusals
-
-ORDERED_BITS = 4
-RUN = 8
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where each feature of a run of eight 4-bit codes lies: those in even places come first."""
+from hundredfold.plugin.reading import FLOATS, read_tensor
+from hundredfold_awq.config import LayerFormat, excepted, read_config, refusals
 
 
 class Awq:
@@ -46,14 +35,16 @@ class Awq:
 
     def bind(self, checkpoint: CheckpointInfo) -> AwqMethod:
         """The method. Raises ``ValueError`` naming the key at fault."""
-        return AwqMethod(read_config(checkpoint.quantization_config or {}))
+        section = checkpoint.quantization_config or {}
+        return AwqMethod(read_config(section), excepted(section))
 
 
 class AwqMethod:
     """One checkpoint's layers. Which of them are quantized, their tensors say."""
 
-    def __init__(self, layers: LayerRules[LayerFormat]) -> None:
+    def __init__(self, layers: LayerRules[LayerFormat], excepted: tuple[str, ...] = ()) -> None:
         self._layers = layers
+        self._excepted = excepted
 
     def covers(self, layer: LayerRequest) -> bool:
         """Every layer that no rule leaves as it was."""
@@ -67,30 +58,18 @@ class AwqMethod:
         form = self._layers.of(layer.name)
         if form is None:
             raise ValueError(f"layer '{layer.name}': a rule leaves it as it was, its tensors do not")
-        return _load(layer, tensors, form)
+        from hundredfold_awq.layers import read_layer  # it needs torch, which estimates do without
 
+        return read_layer(layer, tensors, form)
 
-def _load(layer: LayerRequest, tensors: TensorSource, form: LayerFormat) -> GroupedIntWeight:
-    rows, columns = layer.shape
-    if form.bits == ORDERED_BITS and rows % RUN:
-        raise ValueError(f"layer '{layer.name}': {rows} output features are no multiple of {RUN}")
-    group = columns if form.group_size == -1 else min(form.group_size, columns)
-    groups = -(-columns // group)
-    return GroupedIntWeight(
-        codes=_features(layer, tensors, "qweight", columns, form.bits),
-        scales=read_scales(layer, tensors, "scales", shape=(groups, rows)).T.contiguous(),
-        zeros=_features(layer, tensors, "qzeros", groups, form.bits),
-        bits=form.bits,
-        group_size=group,
-        zero=Zero.POINT,
-    )
-
-
-def _features(layer: LayerRequest, tensors: TensorSource, part: str, count: int, bits: int) -> Tensor:
-    """The codes of ``count`` packed rows, uint8[output features, count]."""
-    features = layer.shape[0]
-    packed = read_tensor(layer, tensors, part, shape=(count, -(-features * bits // 32)), encodings=("I32",))
-    codes = unpack(packed.view(torch.uint8), bits, features)
-    if bits == ORDERED_BITS:
-        codes = codes.view(count, -1, RUN)[..., PLACES].view(count, features)
-    return codes.T.contiguous()
+    def form(self, layer: LayerOutline) -> WeightForm | None:
+        """See ``StatingForms``."""
+        form, rows, columns = self._layers.of(layer.name), *layer.shape
+        usual = layer.role is LayerRole.LINEAR and not is_listed(layer.name, self._excepted)
+        if form is None or not layer.is_quantized("qweight", usual):
+            return None
+        group = None if form.group_size == -1 else form.group_size
+        groups = 1 if group is None else -(-columns // group)
+        stored = (columns + groups) * words(rows, form.bits) + layer.nbytes("scales", groups * rows * 2)
+        zero = None if form.symmetric else Zero.POINT
+        return grouped("awq", layer, form.bits, group, stored, half_scales=layer.is_half("scales"), zero=zero)

@@ -12,11 +12,8 @@ from torch import Tensor
 from hundredfold.plugin import Codebook4Weight, LayerRequest, StoredTensor, TensorSource
 from hundredfold.plugin.reading import find_tensor, read_tensor
 from hundredfold_bitsandbytes.codebooks import CODEBOOKS
+from hundredfold_bitsandbytes.names import STATE
 from hundredfold_bitsandbytes.quant_state import Nested, QuantState, parse_quant_state
-
-_STATE = "weight.quant_state.bitsandbytes__"
-STATES = tuple(_STATE + kind for kind in CODEBOOKS)
-"""Names under a layer of which a 4-bit weight has one."""
 
 
 def read_four_bit(layer: LayerRequest, tensors: TensorSource) -> Codebook4Weight:
@@ -40,10 +37,10 @@ def unpack(packed: Tensor, shape: tuple[int, int]) -> Tensor:
 
 def _state(layer: LayerRequest, tensors: TensorSource) -> tuple[str, QuantState]:
     """The record and which of the codebooks it is for."""
-    found = [kind for kind in CODEBOOKS if f"{layer.name}.{_STATE}{kind}" in tensors.names()]
+    found = [kind for kind in CODEBOOKS if f"{layer.name}.{STATE}{kind}" in tensors.names()]
     if len(found) > 1:
         raise ValueError(f"layer '{layer.name}' has quant states of {' and '.join(found)}")
-    name = f"{layer.name}.{_STATE}{found[0]}"
+    name = f"{layer.name}.{STATE}{found[0]}"
     stored = tensors.describe(name)
     if stored.encoding != "U8" or len(stored.shape) != 1 or stored.raw.nbytes != stored.shape[0]:
         raise _wrong(

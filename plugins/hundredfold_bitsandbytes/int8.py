@@ -6,9 +6,7 @@ import torch
 
 from hundredfold.plugin import ChannelInt8Weight, LayerRequest, TensorSource
 from hundredfold.plugin.reading import find_tensor, read_tensor
-
-SCALES = "SCB"
-"""Name under a layer of each row's largest magnitude, float32[N]."""
+from hundredfold_bitsandbytes.names import SCALES
 
 LARGEST_CODE = 127
 

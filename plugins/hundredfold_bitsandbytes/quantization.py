@@ -10,13 +10,15 @@ from hundredfold.plugin import (
     CanonicalWeight,
     CheckpointInfo,
     DenseWeight,
+    LayerOutline,
     LayerRequest,
     Reasons,
     TensorSource,
+    WeightForm,
 )
 from hundredfold.plugin.reading import FLOATS, read_tensor
-from hundredfold_bitsandbytes.four_bit import STATES, read_four_bit
-from hundredfold_bitsandbytes.int8 import SCALES, read_int8
+from hundredfold_bitsandbytes.forms import form_of
+from hundredfold_bitsandbytes.names import SCALES, STATES
 
 QUANT_METHOD = "bitsandbytes"
 
@@ -45,11 +47,14 @@ class BitsAndBytes:
         four, eight = (_flag(config, f"load_in_{bits}bit") for bits in (4, 8))
         if four and eight:
             raise ValueError("load_in_4bit and load_in_8bit are both set")
-        return BitsAndBytesMethod()
+        return BitsAndBytesMethod(config)
 
 
 class BitsAndBytesMethod:
     """Reads every layer by the tensors it has: what ``llm_int8_skip_modules`` left out is plain floats."""
+
+    def __init__(self, section: Mapping[str, Any]) -> None:
+        self._section = section
 
     def covers(self, layer: LayerRequest) -> bool:
         """Every layer."""
@@ -59,8 +64,12 @@ class BitsAndBytesMethod:
         """The layer's weight. Raises ``ValueError`` naming layer and tensor."""
         names = tensors.names()
         if any(f"{layer.name}.{state}" in names for state in STATES):
+            from hundredfold_bitsandbytes.four_bit import read_four_bit  # torch, which estimates do without
+
             return read_four_bit(layer, tensors)
         if f"{layer.name}.{SCALES}" in names:
+            from hundredfold_bitsandbytes.int8 import read_int8  # the same
+
             return read_int8(layer, tensors)
         weight = f"{layer.name}.weight"
         encoding = tensors.describe(weight).encoding if weight in names else None
@@ -71,6 +80,10 @@ class BitsAndBytesMethod:
                 f"missing: {parts}"
             )
         return DenseWeight(read_tensor(layer, tensors, encodings=FLOATS))
+
+    def form(self, layer: LayerOutline) -> WeightForm | None:
+        """See ``StatingForms``."""
+        return form_of(layer, self._section)
 
 
 def _flag(config: Mapping[str, Any], key: str) -> bool:

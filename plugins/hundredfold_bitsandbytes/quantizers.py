@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from hundredfold.plugin import (
     API_VERSION,
@@ -11,16 +10,18 @@ from hundredfold.plugin import (
     CanonicalWeight,
     ChannelInt8Weight,
     Codebook4Weight,
+    LayerOutline,
     LayerRequest,
     Reasons,
+    WeightForm,
 )
+from hundredfold.plugin.forms import by_channel, codebook
 from hundredfold_bitsandbytes.codebooks import CODEBOOKS
-from hundredfold_bitsandbytes.four_bit import unpack
-from hundredfold_bitsandbytes.int8 import LARGEST_CODE
+from hundredfold_bitsandbytes.forms import BLOCK
 from hundredfold_bitsandbytes.library import functional, missing
 
-BLOCK = 64
-"""Numbers that share a scale, as transformers takes it."""
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Nf4:
@@ -43,13 +44,21 @@ class Nf4:
 
     def quantize(self, layer: LayerRequest, matrix: Tensor) -> CanonicalWeight:
         """Raises ``ValueError`` when a number is not finite, or the library cannot be used."""
+        import torch  # not before: estimates ask for forms alone
+
+        from hundredfold_bitsandbytes.four_bit import unpack
+
         packed, state = functional().quantize_4bit(
             matrix.contiguous(), blocksize=BLOCK, compress_statistics=False, quant_type="nf4"
         )
         scales = state.absmax.float()
         _require_finite(layer, scales)
-        codebook = torch.tensor(CODEBOOKS["nf4"], device=matrix.device)
-        return Codebook4Weight(unpack(packed.flatten(), layer.shape), codebook, scales, BLOCK)
+        values = torch.tensor(CODEBOOKS["nf4"], device=matrix.device)
+        return Codebook4Weight(unpack(packed.flatten(), layer.shape), values, scales, BLOCK)
+
+    def form(self, layer: LayerOutline) -> WeightForm | None:
+        """See ``StatingForms``."""
+        return None if layer.shape[1] % BLOCK else codebook(f"nf4 g{BLOCK}", BLOCK)
 
 
 class Int8:
@@ -69,11 +78,19 @@ class Int8:
 
     def quantize(self, layer: LayerRequest, matrix: Tensor) -> CanonicalWeight:
         """Raises ``ValueError`` when a number is not finite in float16, or the library cannot be used."""
+        import torch
+
+        from hundredfold_bitsandbytes.int8 import LARGEST_CODE
+
         codes, largest, _ = functional().int8_vectorwise_quant(matrix.to(torch.float16))
         _require_finite(layer, largest)
         return ChannelInt8Weight(codes, largest.float() / LARGEST_CODE)
 
+    def form(self, layer: LayerOutline) -> WeightForm | None:
+        """See ``StatingForms``."""
+        return by_channel(layer)
+
 
 def _require_finite(layer: LayerRequest, scales: Tensor) -> None:
-    if not bool(torch.isfinite(scales).all()):
+    if not bool(scales.isfinite().all()):
         raise ValueError(f"layer '{layer.name}': weights are not finite")

@@ -13,6 +13,8 @@ QUANT_METHOD = "compressed-tensors"
 MAX_GROUPS = 1024
 MAX_SIZE = 1 << 20
 """Columns of a group, rows of a block."""
+LEAST_GROUP = 16
+"""Columns of a group that kernels take; with fewer the matrix is dequantized."""
 
 
 @enum.unique

@@ -25,11 +25,8 @@ from hundredfold.plugin import (
 from hundredfold.plugin.dequantize import dequantize, fold_transform
 from hundredfold.plugin.float8 import read_float8_codes
 from hundredfold.plugin.reading import read_scales, read_tensor
-from hundredfold_compressed_tensors.config import Format, Strategy, WeightArgs
+from hundredfold_compressed_tensors.config import LEAST_GROUP, Format, Strategy, WeightArgs
 from hundredfold_compressed_tensors.packing import power_of_two, unpack, unpack_columns, unpack_fp4, words_for
-
-LEAST_GROUP = 16
-"""Columns of a group that kernels take; with fewer the matrix is dequantized."""
 
 
 def _plain(layer: LayerRequest, tensors: TensorSource, args: WeightArgs) -> CanonicalWeight:

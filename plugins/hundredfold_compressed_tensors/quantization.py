@@ -9,14 +9,16 @@ from hundredfold.plugin import (
     CanonicalWeight,
     CheckpointInfo,
     DenseWeight,
+    LayerOutline,
     LayerRequest,
     Reasons,
     TensorSource,
+    WeightForm,
 )
 from hundredfold.plugin.reading import FLOATS, read_tensor
 from hundredfold.plugin.side_scales import check_cache_scales, check_side_scales, remarks_on
 from hundredfold_compressed_tensors.config import QUANT_METHOD, Config, Format, Scheme, read_config
-from hundredfold_compressed_tensors.layers import READERS
+from hundredfold_compressed_tensors.forms import form_of
 
 
 class CompressedTensors:
@@ -61,7 +63,16 @@ class CompressedTensorsMethod:
             return DenseWeight(read_tensor(layer, tensors, encodings=FLOATS))
         self.static_inputs += check_side_scales(layer, tensors)
         self._used[scheme.key] = scheme
+        from hundredfold_compressed_tensors.layers import READERS  # torch, which estimates do without
+
         return READERS[scheme.format](layer, tensors, scheme.weights)
+
+    def form(self, layer: LayerOutline) -> WeightForm | None:
+        """See ``StatingForms``."""
+        scheme = self.config.scheme_of(layer.name)
+        if scheme is None or scheme.weights is None or scheme.format is Format.DENSE:
+            return None
+        return form_of(layer, scheme.format, scheme.weights)
 
     @property
     def remarks(self) -> tuple[str, ...]:

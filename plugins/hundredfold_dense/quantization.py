@@ -7,9 +7,11 @@ from hundredfold.plugin import (
     CanonicalWeight,
     CheckpointInfo,
     DenseWeight,
+    LayerOutline,
     LayerRequest,
     Reasons,
     TensorSource,
+    WeightForm,
 )
 from hundredfold.plugin.reading import FLOATS, read_tensor
 
@@ -44,3 +46,7 @@ class UnquantizedMethod:
     def load(self, layer: LayerRequest, tensors: TensorSource) -> CanonicalWeight:
         """The layer's matrix. Raises ``ValueError`` when it is absent, misshapen or no float tensor."""
         return DenseWeight(read_tensor(layer, tensors, encodings=FLOATS))
+
+    def form(self, layer: LayerOutline) -> WeightForm | None:
+        """See ``StatingForms``."""
+        return None

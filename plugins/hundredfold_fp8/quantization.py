@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from hundredfold.plugin import (
     API_VERSION,
@@ -14,14 +12,21 @@ from hundredfold.plugin import (
     CheckpointInfo,
     DenseWeight,
     Float8Weight,
+    LayerOutline,
     LayerRequest,
+    LayerRole,
     Reasons,
     StoredTensor,
     TensorSource,
+    WeightForm,
 )
 from hundredfold.plugin.float8 import FLOAT8, read_float8_codes
+from hundredfold.plugin.forms import float8, is_listed
 from hundredfold.plugin.reading import FLOATS, find_tensor, read_scales, read_tensor
 from hundredfold.plugin.side_scales import check_cache_scales, check_side_scales, remarks_on
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 QUANT_METHOD = "fp8"
 ENCODINGS = {
@@ -71,8 +76,8 @@ class Fp8Method:
     """Rows and columns that share a scale; ``None`` where a row or the matrix does."""
     reciprocal: bool
     """Scales are what numbers were multiplied by when they were quantized."""
-    excepted: tuple[tuple[str, ...], ...]
-    """Modules that are not quantized, each name cut at its dots."""
+    excepted: tuple[str, ...]
+    """Modules that are not quantized."""
     inputs: str
     cache_scales: int | None = None
     static_inputs: int = 0
@@ -94,7 +99,7 @@ class Fp8Method:
             return DenseWeight(read_tensor(layer, tensors))
         if stored.encoding not in self.encodings:
             raise _contradiction(layer, stored, f"the checkpoint states {' or '.join(self.encodings)}")
-        if self._excepts(layer.name):
+        if is_listed(layer.name, self.excepted):
             raise _contradiction(layer, stored, "and the checkpoint lists it as not converted")
         if len(parts) != 1:
             names = " and ".join(f"'{layer.name}.{part}'" for part in SCALES)
@@ -120,14 +125,18 @@ class Fp8Method:
                 )
         return scales if self.block is not None else scales.reshape(-1, 1).expand(rows, 1).contiguous()
 
-    def _excepts(self, name: str) -> bool:
-        """Whether a listed module is the layer, holds it, or is called like a run of parts of its name."""
-        parts = tuple(name.split("."))
-        return any(
-            listed == parts[first : first + len(listed)]
-            for listed in self.excepted
-            for first in range(len(parts) - len(listed) + 1)
-        )
+    def form(self, layer: LayerOutline) -> WeightForm | None:
+        """See ``StatingForms``."""
+        header = layer.header()
+        listed = layer.role is not LayerRole.LINEAR or is_listed(layer.name, self.excepted)
+        if listed if header is None else header.encoding not in FLOAT8:
+            return None
+        rows, columns = layer.shape
+        block = self.block
+        scales = 1 if block is None else -(-rows // block[0]) * -(-columns // block[1])
+        scale = next((part for part in SCALES if layer.header(part) is not None), SCALES[0])
+        stored = rows * columns + layer.nbytes(scale, 4 * scales)
+        return float8("" if block is None else f"{block[0]}x{block[1]}", stored)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -179,7 +188,7 @@ def _reciprocal(config: Mapping[str, Any]) -> bool:
     return semantics is not None or config.get("weight_scale_method") is not None
 
 
-def _excepted(config: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+def _excepted(config: Mapping[str, Any]) -> tuple[str, ...]:
     names: list[str] = []
     for key in ("modules_to_not_convert", "ignored_layers"):
         value = config.get(key) or []
@@ -188,7 +197,7 @@ def _excepted(config: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
         names += value
     if len(names) > MAX_EXCEPTED:
         raise ValueError(f"modules_to_not_convert has {len(names)} names, the limit is {MAX_EXCEPTED}")
-    return tuple(dict.fromkeys(tuple(name.strip(".").split(".")) for name in names))
+    return tuple(dict.fromkeys(names))
 
 
 def _inputs(config: Mapping[str, Any]) -> str:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from hundredfold.plugin import (
     API_VERSION,
     Activations,
     CanonicalWeight,
     Float8Weight,
+    LayerOutline,
     LayerRequest,
     Reasons,
+    WeightForm,
 )
+from hundredfold.plugin.forms import float8
 
-LARGEST = torch.finfo(torch.float8_e4m3fn).max
-"""448."""
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LARGEST = 448.0
+"""Of e4m3."""
 
 PIECE = 1 << 22
 """Elements of the matrix that are float32 at a time."""
@@ -34,6 +39,8 @@ class Fp8Channels:
 
     def quantize(self, layer: LayerRequest, matrix: Tensor) -> CanonicalWeight:
         """Round by row. Raises ``ValueError`` when a number is not finite."""
+        import torch  # not before: estimates ask for forms alone
+
         rows, columns = matrix.shape
         codes = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=matrix.device)
         scales = torch.empty((rows, 1), device=matrix.device)
@@ -48,3 +55,7 @@ class Fp8Channels:
         if not bool(torch.isfinite(scales).all()):
             raise ValueError(f"layer '{layer.name}': weights are not finite")
         return Float8Weight(codes, scales)
+
+    def form(self, layer: LayerOutline) -> WeightForm | None:
+        """See ``StatingForms``."""
+        return float8("by channel")

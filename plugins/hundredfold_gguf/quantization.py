@@ -6,7 +6,6 @@ Block layouts: https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 from hundredfold.plugin import (
     API_VERSION,
@@ -15,32 +14,14 @@ from hundredfold.plugin import (
     Codebook4Weight,
     DenseWeight,
     GroupedIntWeight,
+    LayerOutline,
     LayerRequest,
     Reasons,
-    StoredTensor,
     TensorSource,
+    WeightForm,
 )
 from hundredfold.plugin.reading import FLOATS, find_tensor, read_tensor
-from hundredfold_gguf.codebook import iq4_nl, iq4_xs, mxfp4
-from hundredfold_gguf.k_quants import q2_k, q3_k, q4_k, q5_k, q6_k
-from hundredfold_gguf.simple import q4_0, q4_1, q5_0, q5_1, q8_0
-
-READERS: dict[str, Callable[[LayerRequest, StoredTensor], GroupedIntWeight | Codebook4Weight]] = {
-    "Q4_0": q4_0,
-    "Q4_1": q4_1,
-    "Q5_0": q5_0,
-    "Q5_1": q5_1,
-    "Q8_0": q8_0,
-    "Q2_K": q2_k,
-    "Q3_K": q3_k,
-    "Q4_K": q4_k,
-    "Q5_K": q5_k,
-    "Q6_K": q6_k,
-    "IQ4_NL": iq4_nl,
-    "IQ4_XS": iq4_xs,
-    "MXFP4": mxfp4,
-}
-"""Types that a canonical weight holds as they are, to the bit."""
+from hundredfold_gguf.forms import KEPT, form_of
 
 
 class Gguf:
@@ -74,8 +55,10 @@ class GgufMethod:
         """The layer's matrix. Raises ``ValueError`` when it is absent, misshapen, cut or of unknown type."""
         stored = find_tensor(layer, tensors)
         self._read[stored.encoding] += 1
-        if stored.encoding not in READERS:
+        if stored.encoding not in KEPT:
             return DenseWeight(read_tensor(layer, tensors))
+        from hundredfold_gguf.readers import READERS  # they need torch, which estimates do without
+
         weight = READERS[stored.encoding](layer, stored)
         if not _is_finite(weight):
             raise ValueError(
@@ -83,11 +66,18 @@ class GgufMethod:
             )
         return weight
 
+    def form(self, layer: LayerOutline) -> WeightForm | None:
+        """See ``StatingForms``. Raises ``ValueError`` without the file's header, which alone says types."""
+        header = layer.header()
+        if header is None:
+            raise ValueError(f"layer '{layer.name}': tensor '{layer.name}.weight' is missing")
+        return None if header.encoding in FLOATS else form_of(header)
+
     @property
     def remarks(self) -> tuple[str, ...]:
         """How many matrices of each type were kept as stored, and how many were not."""
-        kept = [f"{count} {kind}" for kind, count in self._read.most_common() if kind in READERS]
-        others = self._read.keys() - READERS.keys() - set(FLOATS)
+        kept = [f"{count} {kind}" for kind, count in self._read.most_common() if kind in KEPT]
+        others = self._read.keys() - KEPT.keys() - set(FLOATS)
         dense = [f"{self._read[kind]} {kind}" for kind in sorted(others)]
         said = (("read as stored", kept), ("dequantized at load", dense))
         return tuple(f"{what}: {', '.join(kinds)}" for what, kinds in said if kinds)

@@ -49,6 +49,8 @@ class GptqConfig:
     """Whether one was taken from whole words, so that a zero point of 0 borrowed from its neighbour."""
     act_order: bool
     """Whether columns may belong to groups in any order."""
+    head: bool
+    """Whether the output layer is said to be quantized too."""
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> GptqConfig:
@@ -63,6 +65,7 @@ class GptqConfig:
             less_one=less_one,
             less_one_by_words=less_one and _is_gptqmodels(values),
             act_order=section.flag("desc_act", default=False),
+            head=values.get("lm_head") is True,
         )
 
 

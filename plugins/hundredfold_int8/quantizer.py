@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from hundredfold.plugin import (
     API_VERSION,
@@ -11,10 +10,16 @@ from hundredfold.plugin import (
     BlockHadamard,
     CanonicalWeight,
     ChannelInt8Weight,
+    LayerOutline,
     LayerRequest,
     Reasons,
+    WeightForm,
 )
 from hundredfold.plugin.dequantize import rotate
+from hundredfold.plugin.forms import by_channel
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK = 64
 """Columns that are rotated together, fewer where they do not divide the layer's."""
@@ -39,6 +44,8 @@ class Int8:
 
     def quantize(self, layer: LayerRequest, matrix: Tensor) -> CanonicalWeight:
         """Rotate, then round by row. Raises ``ValueError`` when a number is not finite."""
+        import torch  # not before: estimates ask for forms alone
+
         rows, columns = matrix.shape
         block = min(BLOCK, columns & -columns)
         codes = torch.empty((rows, columns), dtype=torch.int8, device=matrix.device)
@@ -54,3 +61,7 @@ class Int8:
         if not bool(torch.isfinite(scales).all()):
             raise ValueError(f"layer '{layer.name}': weights are not finite")
         return ChannelInt8Weight(codes, scales, BlockHadamard(block) if block > 1 else None)
+
+    def form(self, layer: LayerOutline) -> WeightForm | None:
+        """See ``StatingForms``."""
+        return by_channel(layer)

@@ -10,10 +10,13 @@ from hundredfold.plugin import (
     CanonicalWeight,
     CheckpointInfo,
     DenseWeight,
+    LayerOutline,
     LayerRequest,
     QuantizationMethod,
     Reasons,
+    StatingForms,
     TensorSource,
+    WeightForm,
 )
 from hundredfold.plugin.reading import FLOATS, read_tensor
 from hundredfold_mixed.rules import Rule, parse_rules
@@ -80,6 +83,18 @@ class MixedMethod:
         if method is None or not method.covers(layer):
             return DenseWeight(read_tensor(layer, tensors, encodings=FLOATS))
         return method.load(layer, tensors)
+
+    def form(self, layer: LayerOutline) -> WeightForm | None:
+        """See ``StatingForms``; a layer's own format says it. Raises ``ValueError`` where that cannot."""
+        bound = self._rule(layer.name)
+        method = None if bound is None else bound.method
+        if bound is None or method is None or not method.covers(layer.request):
+            return None
+        if not isinstance(method, StatingForms):
+            raise ValueError(
+                f"layer '{layer.name}': the format of rule '{bound.rule.layers}' does not say what it makes"
+            )
+        return method.form(layer)
 
     @property
     def remarks(self) -> tuple[str, ...]:

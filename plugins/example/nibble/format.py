@@ -10,12 +10,15 @@ from hundredfold.plugin import (
     CanonicalWeight,
     CheckpointInfo,
     GroupedIntWeight,
+    LayerOutline,
     LayerRequest,
     QuantizationMethod,
     Reasons,
     TensorSource,
+    WeightForm,
     Zero,
 )
+from hundredfold.plugin.forms import grouped
 from hundredfold.plugin.reading import read_tensor
 
 GROUP = 32
@@ -64,3 +67,8 @@ class NibbleMethod:
             group_size=GROUP,
             zero=Zero.POINT,
         )
+
+    def form(self, layer: LayerOutline) -> WeightForm:
+        """What `load` will return and the bytes it will read, for `hundredfold estimate`."""
+        rows, columns = layer.shape
+        return grouped("nibble", layer, 4, GROUP, rows * columns // 2 + rows * (columns // GROUP) * 2)

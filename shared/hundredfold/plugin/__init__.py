@@ -34,6 +34,7 @@ from hundredfold.plugin.elementwise import (
     RotaryStyle,
     Rotation,
 )
+from hundredfold.plugin.forms import LayerOutline, LayerRole, StatingForms, TensorHeader, WeightForm
 from hundredfold.plugin.kernels import (
     Activations,
     FavouringKernel,
@@ -129,7 +130,9 @@ __all__ = [
     "KernelPlugin",
     "KeysAndValues",
     "LayerCache",
+    "LayerOutline",
     "LayerRequest",
+    "LayerRole",
     "Linear",
     "LinearSpec",
     "LookingUpElementwise",
@@ -149,9 +152,12 @@ __all__ = [
     "ScalePolicy",
     "SpeculationSpec",
     "SpeculativePlugin",
+    "StatingForms",
     "StoredLinear",
     "StoredTensor",
+    "TensorHeader",
     "TensorSource",
+    "WeightForm",
     "Zero",
     "choose",
     "kernel_reasons",

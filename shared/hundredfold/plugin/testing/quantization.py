@@ -22,6 +22,7 @@ from hundredfold.plugin import (
     StoredTensor,
     TensorSource,
 )
+from hundredfold.plugin.testing.forms import check_stated
 from hundredfold.plugin.testing.reference import reference_linear
 from hundredfold.plugin.testing.report import (
     NonConformance,
@@ -89,8 +90,9 @@ def check_quantization(
     """Read ``layers`` of a checkpoint and compare each with the matrix that its author expects.
 
     An expected matrix is float [N, K] such that the layer computes ``x @ matrix.T``, input transform
-    included. Also checked: foreign checkpoints are refused, and a missing or cut tensor or a wrong shape
-    ends in a ``ValueError`` that names the layer. Raises ``NonConformance``.
+    included. Also checked: foreign checkpoints are refused, a missing or cut tensor or a wrong shape
+    ends in a ``ValueError`` that names the layer, and a method that states forms reads what it states.
+    Raises ``NonConformance``.
     """
     check_plugin("hundredfold.quantization", plugin)
     report = Report()
@@ -110,6 +112,7 @@ def check_quantization(
         identity = torch.eye(layer.shape[1], dtype=torch.float64)
         difference = float((reference_linear(weight, identity).T - matrix.double()).abs().max())
         require(difference <= tolerance, f"{case}: differs by {difference:.3g}, over {tolerance:g}")
+        check_stated(method, layer, weight, case, tensors, source.used)
         _check_damage(method, layer, tensors, source.used, case)
         report.accepted.append(layer.name)
     return report

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hundredfold.plugin import LayerRequest, Quantizer
+from hundredfold.plugin.testing.forms import check_stated
 from hundredfold.plugin.testing.quantization import check_weight
 from hundredfold.plugin.testing.reference import reference_linear
 from hundredfold.plugin.testing.report import Report, check_plugin, checked_reasons, require
@@ -17,7 +18,8 @@ def check_quantizer(quantizer: Quantizer, *, tolerance: float) -> Report:
     """Quantize random matrices of several shapes and types.
 
     ``tolerance`` is the largest ‖made - matrix‖ / ‖matrix‖ that the author promises. Also checked: a row
-    does not depend on the others, and rows of zeros stay zeros. Raises ``NonConformance``.
+    does not depend on the others, rows of zeros stay zeros, and what is made is what was stated beforehand,
+    if anything was. Raises ``NonConformance``.
     """
     check_plugin("hundredfold.quantizers", quantizer)
     report = Report()
@@ -50,4 +52,5 @@ def _made(quantizer: Quantizer, layer: LayerRequest, matrix: torch.Tensor, case:
     weight = quantizer.quantize(layer, matrix)
     require(torch.equal(matrix, before), f"{case}: the matrix was changed")
     check_weight(weight, layer.shape, case)
+    check_stated(quantizer, layer, weight, case)
     return reference_linear(weight, torch.eye(layer.shape[1], dtype=torch.float64)).T
