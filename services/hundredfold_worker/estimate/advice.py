@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from hundredfold.plugin import Encoding, LayerOutline, LayerRole, WeightForm
+from hundredfold.plugin.forms import grouped
+from hundredfold_worker.estimate.at_load import for_int8
 from hundredfold_worker.estimate.fit import Fit, Load, fit
-from hundredfold_worker.estimate.formats import Chooser, at_load
-from hundredfold_worker.estimate.forms import Form, Kind
 from hundredfold_worker.estimate.machine import Machine
-from hundredfold_worker.estimate.parts import Outline, Part, Role
+from hundredfold_worker.estimate.parts import Chooser, Outline, Part
 from hundredfold_worker.estimate.resident import CACHE, Layout
 
-INT4 = Form("int4 g64", Kind.GROUPED, 4, 64, 16)
-_SHORTER_CACHES = ("int8",)
+_SHORTER_CACHES = (Encoding.INT8,)
 _LEAST_LENGTH = 256
 _MIB = 1 << 20
 _WINDOW = 3
@@ -75,14 +75,12 @@ def _remedy(case: Case, setting: str, then: Fit, wanted: int, costs: str) -> Rem
 
 
 def _cache(case: Case) -> Iterator[Remedy]:
-    own = case.load.encoding
-    for name in _SHORTER_CACHES:
-        if CACHE[name].bits < CACHE[own].bits:
-            load = replace(case.load, encoding=name)
+    own, costs = case.load.encoding, "some tenths of a percent of perplexity"
+    for shorter in _SHORTER_CACHES:
+        if CACHE[shorter].bits < CACHE[own].bits:
+            load = replace(case.load, encoding=shorter)
             then = _again(case, load=load)
-            yield _remedy(
-                case, f"--kv-cache-dtype {name}", then, case.wanted, "some tenths of a percent of perplexity"
-            )
+            yield _remedy(case, f"--kv-cache-dtype {shorter.value}", then, case.wanted, costs)
 
 
 def _length(case: Case) -> Iterator[Remedy]:
@@ -104,16 +102,19 @@ def _sequences(case: Case) -> Iterator[Remedy]:
 
 
 def _weights(case: Case) -> Iterator[Remedy]:
-    linear = [part for part in case.outline.parts if part.role is not Role.EMBEDDING]
+    linear = [part for part in case.outline.parts if part.role is not LayerRole.TABLE]
     widest = max((_bits(case, part) for part in linear), default=0)
-    if widest > 10 and case.kept.keeps_channels:
-        then = _again(case, forms=at_load("int8", (), case.forms))
-        yield _remedy(case, "--quantization int8", then, case.wanted, "about 1 % of perplexity")
+    eight = for_int8(case.forms) if widest > 10 and case.kept.keeps_channels else None
+    if eight is not None:
+        name, made = eight
+        then = _again(case, forms=made.forms)
+        yield _remedy(case, f"--quantization {name}", then, case.wanted, "about 1 % of perplexity")
     if widest > 6 and case.kept.keeps_groups:
 
-        def four(part: Part) -> Form:
-            linear_part = part.role is Role.LINEAR
-            return INT4 if linear_part and _bits(case, part) > 6 else case.forms(part)
+        def four(part: Part) -> WeightForm:
+            if part.role is not LayerRole.LINEAR or _bits(case, part) <= 6:
+                return case.forms(part)
+            return grouped("int", LayerOutline(part.name, (part.rows, part.columns)), 4, 64, 0)
 
         then = _again(case, forms=four)
         yield _remedy(case, "hundredfold quantize --bits 4", then, case.wanted, "some percent of perplexity")
@@ -124,7 +125,7 @@ def _offload(case: Case) -> Iterator[Remedy]:
     if case.machine.device != "cpu":
         return
     layers = {number: size for number, size in case.now.by_layer.items() if number is not None}
-    table = next(part for part in case.outline.parts if part.role is Role.EMBEDDING)
+    table = next(part for part in case.outline.parts if part.role is LayerRole.TABLE)
     outside = case.now.by_layer.get(None, 0) - case.kept.part(table, case.forms(table), tied=False)
     window = _WINDOW * max(layers.values(), default=0)
     if outside + window < case.now.weights:

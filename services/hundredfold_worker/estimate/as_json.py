@@ -25,7 +25,7 @@ def to_json(found: Estimate) -> str:
         "stored_bytes_exact": found.source.file_bytes is not None,
         "device": machine.device,
         "dtype": machine.dtype,
-        "kv_cache_dtype": case.load.encoding,
+        "kv_cache_dtype": case.load.encoding.value,
         "memory": {
             "total_bytes": machine.total,
             "budget_bytes": now.budget,

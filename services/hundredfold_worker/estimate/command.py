@@ -68,9 +68,11 @@ class _Memories(click.ParamType):  # type: ignore[type-arg] # as above
 @click.argument("model")
 @click.option("--dtype", type=click.Choice(["auto", "fp32", "bf16", "fp16"]), default="auto")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
-@click.option("--quantization", default="auto", help="Quantized at load, such as int8; auto: as stored.")
+@click.option("--quantization", default="auto", help="Quantized at load: fast, int8 or another quantizer, "
+              "or a format; auto: as stored.")  # fmt: skip
 @click.option("--quantization-exclude", default="", help="Layers not to quantize, as patterns.")
 @click.option("--activations", type=click.Choice(["auto", "float", "int8"]), default="auto")
+@click.option("--attention", default="auto", help="Attention plugin, such as sparse; it may keep more.")
 @click.option("--kv-cache-dtype", default="auto", help="auto, fp32, bf16, int8, fp8, fp8_e5m2, int4.")
 @click.option("--max-model-len", type=click.IntRange(2), help="Longest sequence; the checkpoint's.")
 @click.option("--max-num-seqs", type=click.IntRange(1, 4096), default=256, show_default=True)

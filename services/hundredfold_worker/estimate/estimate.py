@@ -7,9 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hundredfold.errors import StartError
+from hundredfold.plugin import LayerRole
+from hundredfold.plugin.registry import Registry
+from hundredfold_worker.estimate import at_load
 from hundredfold_worker.estimate.advice import Case, Remedy, remedies
+from hundredfold_worker.estimate.at_load import AtLoad
+from hundredfold_worker.estimate.cache_size import of_attention
 from hundredfold_worker.estimate.fit import CPU_CACHE_TOKENS, Load, fit
-from hundredfold_worker.estimate.formats import FOR_INT8_INPUTS, at_load
+from hundredfold_worker.estimate.formats import GROUP, stored
 from hundredfold_worker.estimate.machine import Wish, machine
 from hundredfold_worker.estimate.placement import Device, Placed, place
 from hundredfold_worker.estimate.resident import encoding_of, layout
@@ -30,6 +35,7 @@ class Asked:
     quantization: str = "auto"
     quantization_exclude: tuple[str, ...] = ()
     activations: str = "auto"
+    attention: str = "auto"
     max_model_len: int | None = None
     block_size: int = 32
     max_num_batched_tokens: int | None = None
@@ -62,9 +68,8 @@ def estimate(asked: Asked) -> Estimate:
     """Every figure. Raises ``StartError`` naming what cannot be read or does not fit together."""
     source = find(asked.model)
     outline, place_on = source.outline, machine(asked.wish)
-    forms = source.stored
-    if asked.quantization not in ("auto", source.format):
-        forms = at_load(asked.quantization, asked.quantization_exclude, source.stored)
+    made = _made(asked, source, place_on.device)
+    forms = made.forms
     encoding = encoding_of(asked.kv_cache_dtype, place_on.dtype)
     length = asked.max_model_len or outline.max_position
     if length > outline.max_position:
@@ -73,14 +78,19 @@ def estimate(asked: Asked) -> Estimate:
         512 if place_on.device == "cpu" else 8192, asked.max_num_seqs
     )
     load = Load(length, asked.block_size, batched, asked.max_num_seqs, encoding, asked.concurrency)
-    dtype_asked, meant_int8 = asked.wish.dtype != "auto", asked.quantization in FOR_INT8_INPUTS
-    kept = layout(place_on.device, place_on.dtype, asked.activations, dtype_asked, meant_int8)
+    attention = None
+    if asked.attention != "auto":
+        attention = of_attention(
+            asked.attention, place_on.device, place_on.dtype, asked.block_size, outline.num_layers
+        )
+    dtype_asked, meant_int8 = asked.wish.dtype != "auto", made.for_int8_inputs
+    kept = layout(place_on.device, place_on.dtype, asked.activations, dtype_asked, meant_int8, attention)
     case = Case(outline, forms, kept, place_on, load, fit(outline, forms, kept, place_on, load))
     context = min(asked.context or _CONTEXT, length)
     rows = _rows(case, context, asked.concurrency)
     counts: Counter[str] = Counter()
     for part in outline.parts:
-        if not (outline.tied_head and part.role.value == "head"):
+        if not (outline.tied_head and part.role is LayerRole.HEAD):
             counts[forms(part).label] += part.count
     return Estimate(
         source=source,
@@ -91,6 +101,26 @@ def estimate(asked: Asked) -> Estimate:
         placed=place(outline, case.now, kept, encoding, asked.devices, asked.concurrency or 1),
         remedies=remedies(case),
     )
+
+
+def _made(asked: Asked, source: Source, device: str) -> AtLoad:
+    """The forms in memory. A name that a format and a quantizer have means the format where it fits."""
+    name, exclude = asked.quantization, asked.quantization_exclude
+    if name == "auto":
+        return AtLoad(source.stored)
+    if name == at_load.FAST:
+        return at_load.fast(device, exclude, source.stored)
+    is_format, is_quantizer = name in Registry(GROUP).names(), at_load.is_quantizer(name)
+    if not is_format and not is_quantizer:
+        known = ", ".join((*Registry(at_load.GROUP).names(), *Registry(GROUP).names()))
+        raise StartError(f"quantization '{name}' is not known; installed: auto, {at_load.FAST}, {known}")
+    if is_format:
+        try:
+            return AtLoad(stored(source.checkpoint, name)[1])
+        except StartError:
+            if not is_quantizer:
+                raise
+    return at_load.named(name, exclude, source.stored)
 
 
 def _rows(case: Case, context: int, concurrency: int | None) -> Sequence[int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hundredfold_worker.estimate.formats import Chooser
+from hundredfold.plugin import Encoding
 from hundredfold_worker.estimate.machine import Machine
-from hundredfold_worker.estimate.parts import Outline
+from hundredfold_worker.estimate.parts import Chooser, Outline
 from hundredfold_worker.estimate.resident import Layout, angle_bytes, token_bytes
 
 CPU_CACHE_TOKENS = 65_536
@@ -22,7 +22,7 @@ class Load:
     block_size: int
     max_num_batched_tokens: int
     max_num_seqs: int
-    encoding: str
+    encoding: Encoding
     concurrency: int | None = None
     """Sequences wanted at once; ``None`` for as many as fit."""
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hundredfold.errors import StartError
+from hundredfold.plugin import LayerRole
 from hundredfold_worker.estimate.config_values import Config
-from hundredfold_worker.estimate.parts import AttentionCache, Outline, Part, Role
+from hundredfold_worker.estimate.parts import AttentionCache, Outline, Part
 
 MOST_LAYERS = 4096
+EMBEDDING = "model.embed_tokens"
 _TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "cohere", "cohere2", "falcon", "bloom", "mpt")
 """Kinds whose output layer is the embedding unless they say otherwise."""
 _TWO_MATRICES = ("gpt2", "opt", "falcon", "bloom", "gpt_neox", "phi", "starcoder2", "mpt", "nemotron")
@@ -34,12 +36,12 @@ def outline_of(config: Config) -> Outline:
     inner = config.size("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", default=4 * hidden)
     tied = config.says("tie_word_embeddings", kind in _TIED)
     attention = _Attention(config, kind, hidden)
-    parts = [Part("model.embed_tokens", vocabulary, hidden, Role.EMBEDDING)]
+    parts = [Part(EMBEDDING, vocabulary, hidden, LayerRole.TABLE)]
     for index in range(layers):
         prefix = f"model.layers.{index}"
         parts += attention.parts(f"{prefix}.self_attn")
         parts += _feed_forward(config, kind, hidden, inner, index, f"{prefix}.mlp")
-    parts.append(Part("lm_head", vocabulary, hidden, Role.HEAD))
+    parts.append(Part("lm_head", vocabulary, hidden, LayerRole.HEAD))
     windows = _windows(config, kind, layers)
     names = config.texts("architectures")
     return Outline(
@@ -123,7 +125,7 @@ def _feed_forward(
         return
     size = config.size("moe_intermediate_size", default=inner)
     used = min(config.size("num_experts_per_tok", "num_experts_per_token", default=2), experts)
-    yield Part(f"{prefix}.gate", experts, hidden)
+    yield Part(f"{prefix}.gate", experts, hidden, LayerRole.ROUTER)
     yield Part(f"{prefix}.experts.gate_proj", size, hidden, copies=experts, used=used)
     yield Part(f"{prefix}.experts.up_proj", size, hidden, copies=experts, used=used)
     yield Part(f"{prefix}.experts.down_proj", hidden, size, copies=experts, used=used)

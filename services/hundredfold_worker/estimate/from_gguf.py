@@ -8,40 +8,35 @@ import numpy as np
 
 from hundredfold.errors import StartError
 from hundredfold.models import GgufMetadata
-from hundredfold_worker.estimate.formats import Chooser
-from hundredfold_worker.estimate.forms import Form, gguf
-from hundredfold_worker.estimate.parts import AttentionCache, Outline, Part, Role
+from hundredfold.plugin import LayerRole
+from hundredfold_worker.estimate.parts import AttentionCache, Outline, Part
 
-_EMBEDDING, _HEAD = "token_embd", "output"
+EMBEDDING, HEAD = "token_embd", "output"
 MOST_LAYERS = 4096
 
 
-def outline_of(metadata: GgufMetadata) -> tuple[Outline, Chooser]:
-    """Sizes, and each part's form. Raises ``StartError`` naming the key or tensor."""
+def outline_of(metadata: GgufMetadata) -> Outline:
+    """Sizes. Raises ``StartError`` naming the key or tensor."""
     architecture = metadata.string("general.architecture") or "unknown"
-    table = metadata.tensors.get(f"{_EMBEDDING}.weight")
+    table = metadata.tensors.get(f"{EMBEDDING}.weight")
     if table is None or len(table.shape) != 2:
-        raise StartError(f"{metadata.path}: tensor '{_EMBEDDING}.weight' is missing; this is no decoder")
-    tied = f"{_HEAD}.weight" not in metadata.tensors
+        raise StartError(f"{metadata.path}: tensor '{EMBEDDING}.weight' is missing; this is no decoder")
+    tied = f"{HEAD}.weight" not in metadata.tensors
     vocabulary, hidden = table.shape
     experts_used = metadata.integer(f"{architecture}.expert_used_count") or 1
-    forms: dict[str, Form] = {}
     parts: list[Part] = []
     vectors = 0
     for name, tensor in metadata.tensors.items():
         if len(tensor.shape) < 2:
             vectors += int(np.prod(tensor.shape))
             continue
-        part = _part(name.removesuffix(".weight"), tensor.shape, experts_used)
-        parts.append(part)
-        forms[part.name] = _form(metadata, name, tensor.type_name)
+        parts.append(_part(name.removesuffix(".weight"), tensor.shape, experts_used))
     if tied:
-        parts.append(Part(_HEAD, vocabulary, hidden, Role.HEAD))
-        forms[_HEAD] = forms[_EMBEDDING]
+        parts.append(Part(HEAD, vocabulary, hidden, LayerRole.HEAD))
     caches = tuple(_caches(metadata, architecture, hidden))
-    inner = max((part.rows for part in parts if part.role is Role.LINEAR), default=hidden)
+    inner = max((part.rows for part in parts if part.role is LayerRole.LINEAR), default=hidden)
     head_dim = caches[0].key_size
-    outline = Outline(
+    return Outline(
         architecture=architecture,
         parts=tuple(parts),
         vectors=vectors,
@@ -54,20 +49,12 @@ def outline_of(metadata: GgufMetadata) -> tuple[Outline, Chooser]:
         rotated=(metadata.integer(f"{architecture}.rope.dimension_count") or head_dim)
         * (2 if architecture == "gemma3" else 1),
     )
-    return outline, lambda part: forms[part.name]
 
 
 def _part(name: str, shape: tuple[int, ...], experts_used: int) -> Part:
-    role = {_EMBEDDING: Role.EMBEDDING, _HEAD: Role.HEAD}.get(name, Role.LINEAR)
+    role = {EMBEDDING: LayerRole.TABLE, HEAD: LayerRole.HEAD}.get(name, LayerRole.LINEAR)
     copies = int(np.prod(shape[:-2]))
     return Part(name, shape[-2], shape[-1], role, copies, min(experts_used, copies))
-
-
-def _form(metadata: GgufMetadata, name: str, type_name: str) -> Form:
-    try:
-        return gguf(type_name)
-    except KeyError:
-        raise StartError(f"{metadata.path}: tensor '{name}' is of type {type_name}, not known") from None
 
 
 def _caches(metadata: GgufMetadata, architecture: str, hidden: int) -> Iterator[AttentionCache]:

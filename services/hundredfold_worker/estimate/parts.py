@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hundredfold.plugin import LayerRole, WeightForm
+
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h|blocks|block)\.(\d+)\.")
-
-
-@enum.unique
-class Role(enum.Enum):
-    """What a matrix is for."""
-
-    EMBEDDING = "embedding"
-    LINEAR = "linear"
-    HEAD = "head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +19,7 @@ class Part:
     """As transformers or GGUF call it, without ``.weight``."""
     rows: int
     columns: int
-    role: Role = Role.LINEAR
+    role: LayerRole = LayerRole.LINEAR
     copies: int = 1
     """Experts, for one."""
     used: int = 1
@@ -46,7 +38,11 @@ class Part:
     @property
     def multiplied(self) -> int:
         """Weights that one token is multiplied by."""
-        return 0 if self.role is Role.EMBEDDING else self.rows * self.columns * self.used
+        return 0 if self.role is LayerRole.TABLE else self.rows * self.columns * self.used
+
+
+Chooser = Callable[[Part], WeightForm]
+"""Which form each part has."""
 
 
 @dataclass(frozen=True, slots=True)

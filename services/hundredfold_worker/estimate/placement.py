@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hundredfold.plugin import Encoding
 from hundredfold_worker.estimate.fit import Fit
 from hundredfold_worker.estimate.parts import Outline
 from hundredfold_worker.estimate.resident import Layout
@@ -44,7 +45,7 @@ class Placed:
 
 
 def place(
-    outline: Outline, sizes: Fit, kept: Layout, encoding: str, devices: Sequence[Device], sequences: int
+    outline: Outline, sizes: Fit, kept: Layout, encoding: Encoding, devices: Sequence[Device], sequences: int
 ) -> tuple[Placed, ...]:
     """Fill the devices in order; what is left over stays on disk. Cache lies beside its layer.
 

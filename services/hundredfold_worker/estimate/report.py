@@ -52,7 +52,7 @@ def _model(found: Estimate) -> RenderableType:
     facts.add_row("stored", f"{show(found.source.stored_bytes)}{exact}  {escape(_forms(found))}")
     facts.add_row(
         "runs on",
-        f"{machine.device}, {machine.dtype}, cache {found.case.load.encoding}; "
+        f"{machine.device}, {machine.dtype}, cache {found.case.load.encoding.value}; "
         f"{show(machine.budget)} = {machine.utilization:.0%} of {show(machine.total)}",
     )
     return facts

@@ -8,10 +8,13 @@ from pathlib import Path
 
 from hundredfold.errors import StartError
 from hundredfold.models import ModelError, gguf_metadata, resolve, safetensors_header
+from hundredfold.plugin import LayerRole, TensorHeader
 from hundredfold_worker.estimate import from_config, from_gguf
 from hundredfold_worker.estimate.config_values import Config
-from hundredfold_worker.estimate.formats import Chooser, chooser_of
-from hundredfold_worker.estimate.parts import Outline, layer_of
+from hundredfold_worker.estimate.formats import Checkpoint, stored
+from hundredfold_worker.estimate.forms import floats
+from hundredfold_worker.estimate.parts import Chooser, Outline, layer_of
+from hundredfold_worker.estimate.sections import section_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Source:
     """Of the checkpoint."""
     stored: Chooser
     """The form of each part in the checkpoint."""
+    checkpoint: Checkpoint
     file_bytes: Mapping[int | None, int] | None
     """Exact bytes of the tensors by layer, ``None`` for what stands in none; no files: ``None``."""
 
@@ -34,9 +38,9 @@ class Source:
             return sum(self.file_bytes.values())
         outline = self.outline
         whole = sum(
-            self.stored(part).stored(part)
+            self.stored(part).stored_bytes * part.copies
             for part in outline.parts
-            if not (outline.tied_head and part.role.value == "head")
+            if not (outline.tied_head and part.role is LayerRole.HEAD)
         )
         return whole + outline.vectors * 2
 
@@ -51,11 +55,13 @@ def find(model: str) -> Source:
         files = resolve(model)
         if files.container == "gguf":
             metadata = gguf_metadata(files.weights[0])
-            outline, stored = from_gguf.outline_of(metadata)
-            sizes: dict[int | None, int] = {}
-            for name, tensor in metadata.tensors.items():
-                sizes[layer_of(name)] = sizes.get(layer_of(name), 0) + tensor.nbytes
-            return Source(files.name, outline, "gguf", stored, sizes)
+            outline = from_gguf.outline_of(metadata)
+            headers = {
+                name: TensorHeader(tensor.type_name, tensor.shape, tensor.nbytes)
+                for name, tensor in metadata.tensors.items()
+            }
+            table = from_gguf.EMBEDDING if outline.tied_head else ""
+            return _source(files.name, outline, Checkpoint("gguf", None, floats("F16"), headers, table))
         if files.config is None:
             raise StartError(f"{files.root} has no config.json")
         return _from_config(files.config, files.name, files.weights)
@@ -76,12 +82,28 @@ def _has_weights(directory: Path, asked: Path) -> bool:
 def _from_config(path: Path, name: str, weights: tuple[Path, ...] | None) -> Source:
     config = Config.read(path)
     outline = from_config.outline_of(config)
-    method, stored = chooser_of(config)
-    if weights is None:
-        return Source(name, outline, method, stored, None)
+    named = config.text("torch_dtype") or config.text("dtype") or "bfloat16"
+    try:
+        plain = floats(named)
+    except KeyError:
+        raise StartError(f"{config.path}: 'torch_dtype' is {named!r}, no float type") from None
+    headers = None
+    if weights is not None:
+        headers = {
+            tensor_name: TensorHeader(tensor.dtype, tensor.shape, tensor.nbytes)
+            for file in weights
+            for tensor_name, tensor in safetensors_header(file).tensors.items()
+        }
+    table = from_config.EMBEDDING if outline.tied_head else ""
+    section = section_of(config, beside=weights is not None)
+    return _source(name, outline, Checkpoint("safetensors", section, plain, headers, table))
+
+
+def _source(name: str, outline: Outline, checkpoint: Checkpoint) -> Source:
+    method, chooser = stored(checkpoint)
+    if checkpoint.headers is None:
+        return Source(name, outline, method, chooser, checkpoint, None)
     sizes: dict[int | None, int] = {}
-    for file in weights:
-        for tensor_name, tensor in safetensors_header(file).tensors.items():
-            layer = layer_of(tensor_name)
-            sizes[layer] = sizes.get(layer, 0) + tensor.nbytes
-    return Source(name, outline, method, stored, sizes)
+    for tensor, header in checkpoint.headers.items():
+        sizes[layer_of(tensor)] = sizes.get(layer_of(tensor), 0) + header.nbytes
+    return Source(name, outline, method, chooser, checkpoint, sizes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hundredfold_worker.estimate.formats import Chooser
+from hundredfold.plugin import Encoding, LayerRole
 from hundredfold_worker.estimate.machine import Machine
-from hundredfold_worker.estimate.parts import Outline, Role
+from hundredfold_worker.estimate.parts import Chooser, Outline
 from hundredfold_worker.estimate.resident import Layout, token_bytes
 
 REACHED = 0.53
@@ -36,7 +36,7 @@ def speeds(
     forms: Chooser,
     kept: Layout,
     machine: Machine,
-    encoding: str,
+    encoding: Encoding,
     context: int,
     sequences: Sequence[int],
 ) -> tuple[Speed, ...]:
@@ -51,7 +51,7 @@ def _speed(outline: Outline, forms: Chooser, kept: Layout, machine: Machine, cac
     bandwidth = machine.read_bytes_per_s or 1.0
     read, arithmetic, products = 0.0, 0.0, 0.0
     for part in outline.parts:
-        if part.role is Role.EMBEDDING:
+        if part.role is LayerRole.TABLE:
             continue
         form = forms(part)
         size = kept.part(part, form, tied=False)
@@ -68,7 +68,7 @@ def _speed(outline: Outline, forms: Chooser, kept: Layout, machine: Machine, cac
     return Speed(count, count / (products + attention), bound)
 
 
-def _cache_bytes(outline: Outline, kept: Layout, encoding: str, context: int) -> int:
+def _cache_bytes(outline: Outline, kept: Layout, encoding: Encoding, context: int) -> int:
     """What one sequence's step reads of the cache."""
     if not outline.windowed_layers:
         return token_bytes(outline, kept, encoding) * context

@@ -35,6 +35,15 @@ FAST = "fast"
 """Stands for the quantizer whose weights a kernel favours, where there is one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Favoured:
+    """What ``fast`` stands for on a machine."""
+
+    kernel: str
+    quantizer: Quantizer
+    form: type[CanonicalWeight]
+
+
 @dataclass(slots=True)
 class OnTheFly:
     """One quantizer over one checkpoint."""
@@ -142,14 +151,26 @@ def choose_on_the_fly(
 def _favoured(
     registries: Mapping[str, Registry], options: LoadOptions, names: ParameterNames, device: torch.device
 ) -> OnTheFly | None:
-    """The quantizer that makes what a kernel favours on this machine; ``None`` where there is none."""
-    quantizers, aliases = registries[GROUP], common_names(names)
-    for kernel, form in _favoured_forms(registries["hundredfold.kernels"], options.kernels, device):
-        for _, quantizer in quantizers.candidates():
+    """What quantizes at load for ``fast``; ``None`` where nobody does."""
+    found, aliases = favoured(registries, options.kernels, device), common_names(names)
+    if found is None:
+        return None
+    why = f"fast: kernel '{found.kernel}' favours {found.form.__name__} on this machine"
+    excepted = _matching(options.quantization_exclude, aliases)
+    return OnTheFly(found.quantizer, Guard(registries[GROUP]), excepted, aliases, why, (found.form,))
+
+
+def favoured(
+    registries: Mapping[str, Registry], kernels: Sequence[str], device: torch.device
+) -> Favoured | None:
+    """The quantizer that makes what a kernel favours on this machine; ``None`` where there is none.
+
+    ``kernels`` are those that were asked for, in their order; all when empty.
+    """
+    for kernel, form in _favoured_forms(registries["hundredfold.kernels"], kernels, device):
+        for _, quantizer in registries[GROUP].candidates():
             if getattr(quantizer, "makes", None) is form:
-                why = f"fast: kernel '{kernel}' favours {form.__name__} on this machine"
-                excepted = _matching(options.quantization_exclude, aliases)
-                return OnTheFly(quantizer, Guard(quantizers), excepted, aliases, why, (form,))
+                return Favoured(kernel, quantizer, form)
     return None
 
 

@@ -172,6 +172,7 @@ REST_7B = 2 * (2 * 32000 * 4096 + 65 * 4096)
             {
                 "quant_method": "compressed-tensors",
                 "ignore": ["lm_head"],
+                "format": "pack-quantized",
                 "config_groups": {"group_0": {"targets": ["Linear"], "weights": W4A16}},
             },
             LINEAR_7B * (4 + 16 / 128) / 8,
