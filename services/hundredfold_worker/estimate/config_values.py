@@ -9,6 +9,7 @@ from typing import Any
 
 from hundredfold.errors import StartError
 from hundredfold.models.safetensors_header import parse_json_object
+from hundredfold_worker.quantization_section import KEYS, Found
 
 MAX_BYTES = 16 * 1024 * 1024
 LARGEST = 1 << 30
@@ -21,6 +22,8 @@ class Config:
 
     path: Path
     values: Mapping[str, Any]
+    sections: Found = ()
+    """Every section on quantization."""
 
     @classmethod
     def read(cls, path: Path) -> Config:
@@ -32,8 +35,15 @@ class Config:
             whole: dict[str, Any] = parse_json_object(path, path.read_bytes())
         except OSError as error:
             raise StartError(f"{path} cannot be read: {error.strerror}") from error
-        inner = next((whole[key] for key in _INNER if isinstance(whole.get(key), dict)), None)
-        return cls(path, whole if inner is None else {**whole, **inner})
+        name = next((key for key in _INNER if isinstance(whole.get(key), dict)), None)
+        inner = {} if name is None else whole[name]
+        sections = [
+            (f"{place}{key}", values[key])
+            for values, place in ((whole, ""), (inner, f"{name}."))
+            for key in KEYS
+            if isinstance(values.get(key), dict) and values[key]
+        ]
+        return cls(path, {**whole, **inner}, sections)
 
     def section(self, key: str) -> Mapping[str, Any]:
         """The object under a key; empty when there is none."""

@@ -14,7 +14,7 @@ from hundredfold_worker.estimate.config_values import Config
 from hundredfold_worker.estimate.formats import Checkpoint, stored
 from hundredfold_worker.estimate.forms import floats
 from hundredfold_worker.estimate.parts import Chooser, Outline, layer_of
-from hundredfold_worker.estimate.sections import section_of
+from hundredfold_worker.quantization_section import beside, merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,13 @@ def _from_config(path: Path, name: str, weights: tuple[Path, ...] | None) -> Sou
             for tensor_name, tensor in safetensors_header(file).tensors.items()
         }
     table = from_config.EMBEDDING if outline.tied_head else ""
-    section = section_of(config, beside=weights is not None)
+    found = (
+        [] if weights is None else beside(path.parent, config.sections, lambda file: Config.read(file).values)
+    )
+    try:
+        section = merged(found or config.sections)
+    except ValueError as error:
+        raise StartError(f"{path}: {error}") from None
     return _source(name, outline, Checkpoint("safetensors", section, plain, headers, table))
 
 

@@ -211,6 +211,21 @@ def test_a_section_of_its_own_file_counts(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["format"] == "gptq"
 
 
+def test_sections_that_disagree_are_named(tmp_path: Path) -> None:
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    text = CONFIG | {"quantization_config": gptq | {"bits": 8}}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "two", "text_config": text, "quantization_config": gptq}))
+    done = CliRunner().invoke(command, [str(path), *CPU])
+    said = " ".join(done.output.split())
+    assert done.exit_code == 1
+    assert "quantization_config and text_config.quantization_config differ in 'bits'" in said
+    text["quantization_config"] = gptq
+    path.write_text(json.dumps({"model_type": "two", "text_config": text}))
+    done = CliRunner().invoke(command, [str(path), *CPU, "--json"])
+    assert json.loads(done.stdout)["forms"]["gptq 4-bit g128"] == LINEAR
+
+
 SECTIONS = [
     {"quant_method": "gptq", "bits": 4, "group_size": 128},
     {"quant_method": "awq", "bits": 4, "group_size": 128},

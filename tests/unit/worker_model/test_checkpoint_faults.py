@@ -193,6 +193,11 @@ def test_a_configuration_that_cannot_be_served(directory: Path, changes: dict[st
     assert re.search(said, message), message
 
 
+def test_quantization_settings_under_their_first_name(directory: Path) -> None:
+    change_config(directory, compression_config={"quant_method": "quip"})
+    assert "the checkpoint is quantized with quip" in refusal(directory)
+
+
 def test_quantization_settings_that_disagree(directory: Path) -> None:
     change_config(directory, quantization_config={"bits": 4, "quant_method": "gptq"})
     (directory / "quantize_config.json").write_text('{"bits": 8}')

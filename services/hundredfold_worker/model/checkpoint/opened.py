@@ -19,9 +19,7 @@ from hundredfold.plugin import CheckpointInfo
 from hundredfold_worker.model.checkpoint.config_json import ConfigJson
 from hundredfold_worker.model.checkpoint.tensors import Entry, MappedFile, MappedTensors
 from hundredfold_worker.model.errors import ModelLoadError
-
-OF_NO_ACCOUNT = {"model_name_or_path", "model_file_base_name"}
-"""Keys of quantization sections that say where a file once lay."""
+from hundredfold_worker.quantization_section import KEYS, beside, merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +80,12 @@ def _safetensors_tensors(files: ModelFiles) -> MappedTensors:
 def _quantization_section(config: ConfigJson, root: Path) -> Mapping[str, Any] | None:
     """The checkpoint's own words on its quantization, wherever they stand. Two that differ are an error."""
     found: list[tuple[str, Mapping[str, Any]]] = []
-    text = config.section("text_config")
-    for part, place in ((config, "quantization_config"), (text, "text_config.quantization_config")):
-        section = part.section("quantization_config") if part is not None else None
-        if section is not None:
-            found.append((place, section.values))
-    for beside in (root / "quantize_config.json", root / "quant_config.json"):
-        # the second is an older one's, in words of its own: asked where nothing else speaks
-        if beside.is_file() and not (found and beside.name == "quant_config.json"):
-            found.append((beside.name, ConfigJson.read(beside).values))
-    if not found:
-        return None
-    first_place, first = found[0]
-    for place, other in found[1:]:
-        both = (other.keys() & first.keys()) - OF_NO_ACCOUNT
-        differing = sorted(key for key in both if other[key] != first[key])
-        if differing:
-            raise ModelLoadError(f"{config.path}: {first_place} and {place} differ in '{differing[0]}'")
-        first = {**first, **other}  # a file of its own keeps the order of rules, which config.json sorts
-    return first
+    for part, place in ((config, ""), (config.section("text_config"), "text_config.")):
+        for key in KEYS:
+            section = part.section(key) if part is not None else None
+            if section is not None:
+                found.append((f"{place}{key}", section.values))
+    try:
+        return merged(beside(root, found, lambda file: ConfigJson.read(file).values))
+    except ValueError as error:
+        raise ModelLoadError(f"{config.path}: {error}") from None
