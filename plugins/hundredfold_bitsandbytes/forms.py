@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from hundredfold.plugin import LayerOutline, LayerRole, WeightForm
@@ -39,7 +40,7 @@ def form_of(layer: LayerOutline, section: Mapping[str, Any]) -> WeightForm | Non
 def _four_bit(layer: LayerOutline, kind: str, double: bool) -> WeightForm:
     numbers = layer.shape[0] * layer.shape[1]
     scales = layer.header("weight.absmax")
-    blocks = -(-numbers // BLOCK) if scales is None else max(1, *scales.shape)
+    blocks = max(1, -(-numbers // BLOCK) if scales is None else prod(scales.shape))
     group = 1 << (-(-numbers // blocks) - 1).bit_length()  # a power of two
     stored = (numbers + 1) // 2 + layer.nbytes("weight.absmax", blocks if double else 4 * blocks)
     stored += VALUES + layer.nbytes(STATE + kind, RECORD)

@@ -26,7 +26,7 @@ def form_of(layer: LayerOutline, found: Format, args: WeightArgs) -> WeightForm:
     stored = rows * words(columns, args.bits) + SHAPE if packed else rows * columns
     stored += layer.nbytes("weight_scale", 2 * scales)
     if not args.symmetric:
-        stored += words(rows, args.bits) * (scales // rows) if packed else scales
+        stored += words(rows, args.bits) * _groups(layer, args) if packed else scales
     if args.ordered and args.group_size is not None:
         stored += layer.nbytes("weight_g_idx", 4 * columns)
     if args.symmetric and args.bits == 8 and args.group_size is None:
@@ -45,4 +45,9 @@ def _scales(layer: LayerOutline, args: WeightArgs) -> int:
         return 1
     if args.block is not None:
         return -(-rows // args.block[0]) * -(-columns // args.block[1])
-    return rows * (1 if args.group_size is None else -(-columns // args.group_size))
+    return rows * _groups(layer, args)
+
+
+def _groups(layer: LayerOutline, args: WeightArgs) -> int:
+    """Groups of a row."""
+    return 1 if args.group_size is None else -(-layer.shape[1] // args.group_size)

@@ -10,7 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hundredfold.plugin import CheckpointInfo, LayerRequest, StoredTensor
+from hundredfold.plugin import (
+    CheckpointInfo,
+    LayerOutline,
+    LayerRequest,
+    StatingForms,
+    StoredTensor,
+    TensorHeader,
+)
 from hundredfold.plugin.registry import Registry
 from hundredfold.plugin.testing.quantization import MemoryTensors, check_weight
 from hundredfold_worker.model.formats import InstalledFormats
@@ -48,6 +55,9 @@ def attempt(
             return "; ".join(reasons)
         method = plugin.bind(info)
         assert isinstance(method.covers(layer), bool)
+        assert isinstance(method, StatingForms)
+        for told in (headers(tensors), None):
+            form_of(method, LayerOutline(layer.name, layer.shape, headers=told))
         if method.covers(layer):
             weight = method.load(layer, MemoryTensors(tensors))
             check_weight(weight, layer.shape)
@@ -56,6 +66,22 @@ def attempt(
     finally:
         assert time.process_time() - began < MOST_SECONDS
     return ""
+
+
+def headers(tensors: Mapping[str, StoredTensor]) -> dict[str, TensorHeader]:
+    return {
+        name: TensorHeader(stored.encoding, stored.shape, stored.raw.nbytes)
+        for name, stored in tensors.items()
+    }
+
+
+def form_of(method: StatingForms, layer: LayerOutline) -> None:
+    """What estimates ask: any lie has a form of sound sizes, or is a ``ValueError``."""
+    try:
+        form = method.form(layer)
+    except ValueError:
+        return
+    assert form is None or (form.stored_bytes >= 0 and (form.group_size is None or form.group_size > 0))
 
 
 @pytest.mark.parametrize("name", BASES)

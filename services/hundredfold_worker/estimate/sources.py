@@ -95,11 +95,11 @@ def _from_config(path: Path, name: str, weights: tuple[Path, ...] | None) -> Sou
             for tensor_name, tensor in safetensors_header(file).tensors.items()
         }
     table = from_config.EMBEDDING if outline.tied_head else ""
-    found = (
-        [] if weights is None else beside(path.parent, config.sections, lambda file: Config.read(file).values)
-    )
+    said = config.sections
+    if weights is not None:
+        said = beside(path.parent, said, lambda file: Config.read(file).values)
     try:
-        section = merged(found or config.sections)
+        section = merged(said)
     except ValueError as error:
         raise StartError(f"{path}: {error}") from None
     return _source(name, outline, Checkpoint("safetensors", section, plain, headers, table))

@@ -22,6 +22,7 @@ from hundredfold_worker.model import LoadedModel, ModelLoadError
 from support.llama_checkpoints import random_llama, reference_logits
 from support.model_rows import load, one_prefill
 from support.quantized_llama import write_quantized
+from support.random_checkpoints import random_model
 from support.stored_tensors import stored as all_stored
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "fp8"
@@ -260,3 +261,28 @@ def test_at_load_over_a_plain_checkpoint_and_over_its_own(tmp_path: Path) -> Non
     write(own, LAYOUTS["channel"])
     chosen, reason = said_of_quantization(load(own, quantization="fp8"))
     assert (chosen, reason.split(";")[0]) == ("fp8", "asked for")
+
+
+@pytest.mark.parametrize("kind", ["tensor", "channel", "deepseek"])
+def test_layers_that_are_joined_on_disk(kind: str, tmp_path: Path) -> None:
+    """Phi-3's query, key and value are one tensor: with one scale, with one of each row, with blocks."""
+    model = random_model("Phi3")
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        layer = name.removesuffix(".weight")
+        quantized = layer.endswith("_proj")
+        made = pack(LAYOUTS[kind], layer, parameter.detach()) if quantized else None
+        if made is None:
+            tensors[name] = parameter.detach().clone()
+            continue
+        tensors |= made[0]
+        with torch.no_grad():
+            parameter.copy_(made[1])
+    model.save_pretrained(tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"quantization_config": section(LAYOUTS[kind])})
+    )
+    assert "model.layers.0.self_attn.qkv_proj.weight" in tensors
+    assert float((one_prefill(load(tmp_path), IDS) - reference_logits(model, IDS)).abs().max()) < 1e-3
