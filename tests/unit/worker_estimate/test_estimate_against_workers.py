@@ -96,6 +96,7 @@ def test_attention_that_keeps_more() -> None:
         ("auto", {}),
         ("fp32", {}),
         ("auto", {"quantization": "int8", "kv_cache_dtype": "int8"}),
+        ("auto", {"quantization": "fast", "kv_cache_dtype": "int8"}),
     ],
 )
 def test_the_default_model_within_two_percent(dtype: str, options: dict[str, str]) -> None:
