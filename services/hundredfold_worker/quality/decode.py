@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hundredfold.plugin import AttentionBatch
-from hundredfold_worker.model import LoadedModel
+from hundredfold_worker.model import LoadedModel, PagedCache
 
 WARM_STEPS = 2
 """Steps that are not timed: buffers are made in them."""
@@ -29,24 +29,40 @@ class DecodeSpeed:
 
 
 class DecodingRows:
-    """One side: its model, and a cache that holds every window."""
+    """One side: its model, and a cache that holds every window, its own unless it is given another's."""
 
-    def __init__(self, model: LoadedModel, block_size: int, windows: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        block_size: int,
+        windows: Sequence[tuple[int, ...]],
+        cache: PagedCache | None = None,
+    ) -> None:
         self._model = model
         self._block_size = block_size
         self._ids = torch.tensor(windows)
         per_row = -(-self._ids.shape[1] // block_size)
         self._blocks = torch.arange(len(windows) * per_row).view(len(windows), per_row)
-        self._cache = model.cache_planner.allocate(self._blocks.numel())
+        self.cache = model.cache_planner.allocate(self._blocks.numel()) if cache is None else cache
 
     def read_prompts(self, length: int, chunk: int) -> Iterator[int]:
         """Compute the first ``length`` tokens of every window; gives how many are done after each chunk."""
-        none = torch.arange(0, device=self._model.device)
         for row in range(len(self._ids)):
-            for first in range(0, length, chunk):
-                positions = torch.arange(first, min(first + chunk, length))
-                self._forward(torch.tensor([row]), positions, [length], none)
-                yield row * length + first + len(positions)
+            for done in self.read_prompt(row, length, chunk):
+                yield row * length + done
+
+    def read_prompt(self, row: int, length: int, chunk: int) -> Iterator[int]:
+        """The same of one window."""
+        none = torch.arange(0, device=self._model.device)
+        for first in range(0, length, chunk):
+            positions = torch.arange(first, min(first + chunk, length))
+            self._forward(torch.tensor([row]), positions, [length], none)
+            yield first + len(positions)
+
+    def copy_row(self, source: int, target: int) -> None:
+        """Have a row's blocks hold what those of another one do."""
+        device = self._model.device
+        self.cache.copy_blocks(self._blocks[source].to(device), self._blocks[target].to(device))
 
     def steps(self, first: int, count: int) -> Iterator[tuple[Tensor, float]]:
         """Logits float32[rows, vocabulary] of the windows' tokens at ``first`` and on, and each step's
@@ -73,7 +89,7 @@ class DecodingRows:
             prompt_lens=prompts,
         )
         ids = self._ids[rows][:, positions].flatten().to(device)
-        return self._model.forward(ids, batch, self._cache, logits_at).float()
+        return self._model.forward(ids, batch, self.cache, logits_at).float()
 
 
 def tokens_per_second(rows: int, seconds: Sequence[float]) -> float:
