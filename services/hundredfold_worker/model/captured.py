@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from hundredfold.plugin import (
 )
 from hundredfold_worker.model.decoder import Decoder, DecoderLayer, Norm, Projection, QueryKeyNorms
 from hundredfold_worker.model.loaded import PagedCache
-from hundredfold_worker.model.offload import StreamedLayers
+from hundredfold_worker.model.offload import Part, Stream, StreamedLayers, StreamedProgram
 
 _STEP = 64
 """Rows by which buffers grow; their pages are touched only as far as steps reach."""
@@ -60,6 +60,8 @@ class Captured:
     logits: Tensor
     order: Tensor
     """int64[rows], ascending."""
+    stream: Stream | None
+    """What reads layers between calls."""
 
     def takes(self, cache: PagedCache, rows: int, logit_rows: int) -> bool:
         """Whether a step fits."""
@@ -85,15 +87,23 @@ class Captured:
         self.attention.prepare(batch)
         wants_all = wanted == rows and _equal(logits_at, self.order[:rows])
         before_kernels()
-        if wants_all:
+        try:
+            self._run(rows, None if wants_all else logits_at)
+        finally:
+            if self.stream is not None:  # a step that needs no logits ends inside the last layer
+                self.stream.go_on(None)
+        return self.logits[:wanted]
+
+    def _run(self, rows: int, logits_at: Tensor | None) -> None:
+        """With logits of every row, or of some."""
+        if logits_at is None:
             self.whole(rows)
-            return self.logits[:rows]
+            return
         self.body(rows)
-        if wanted:
+        if wanted := len(logits_at):
             for buffer in (self.hidden, self.attended):
                 buffer[:wanted] = buffer.index_select(0, logits_at)
             self.rest(wanted)
-        return self.logits[:wanted]
 
 
 def _copy(source: Tensor, target: Tensor) -> None:
@@ -113,8 +123,6 @@ def _equal(left: Tensor, right: Tensor) -> bool:
 
 def can_capture(decoder: Decoder) -> bool:
     """Whether to try: what the plugins of attention and elementwise operations say."""
-    if isinstance(decoder.layers, StreamedLayers):
-        return False  # between its layers others have to be read
     return isinstance(decoder.layers[0].operations, CapturingElementwise) and isinstance(
         decoder.attention, CapturingAttention
     )
@@ -146,6 +154,7 @@ class _Capture:
             raise _NotCaptured
         self._decoder = decoder
         self._cache = cache
+        self._stream = decoder.layers.stream if isinstance(decoder.layers, StreamedLayers) else None
         self._rows = max(rows, logit_rows)
         self._logit_rows = logit_rows
         self._operations = operations
@@ -164,25 +173,28 @@ class _Capture:
         """The programs."""
         decoder = self._decoder
         lookups = self._lookups()
-        body = lookups.copy()
+        body: list[Part] = [(None, lookups)]
         last = len(decoder.layers) - 1
-        for index, layer in enumerate(decoder.layers):
+        for index in range(last + 1):
+            layer = decoder.layers[index]  # by its number: nothing is read for that
             attended = self._attended(layer.spec.num_heads * layer.spec.head_dim)
-            body += self._until_attention(layer, index, attended)
+            body.append((index, [*self._until_attention(layer, index, attended)]))
             if index != last:
-                body += self._after_attention(layer, attended)
-        rest = list(self._after_attention(decoder.layers[last], attended))
-        rest += self._norm_of_sum(decoder.final_norm, self._delta)
+                body.append((index, [*self._after_attention(layer, attended)]))
         logits = self._spaced(self._logit_rows, decoder.vocab_size)
-        rest.append(self._linear(decoder.head, self._normed, logits))
+        end = [
+            *self._norm_of_sum(decoder.final_norm, self._delta),
+            self._linear(decoder.head, self._normed, logits),
+        ]
+        rest: list[Part] = [(last, [*self._after_attention(layer, attended)]), (None, end)]
         return Captured(
             cache=self._cache,
             rows=self._rows,
             logit_rows=self._logit_rows,
             attention=self._attention,
-            body=self._operations.program(body),
-            rest=self._operations.program(rest),
-            whole=self._operations.program(body + rest),
+            body=self._program(body),
+            rest=self._program(rest),
+            whole=self._program(body + rest),
             hidden=self._hidden,
             attended=attended,
             token_ids=self._token_ids if lookups else self._token_ids[:0],
@@ -190,7 +202,13 @@ class _Capture:
             angles=self._angles,
             logits=logits,
             order=torch.arange(self._rows, device=self._device),
+            stream=self._stream,
         )
+
+    def _program(self, parts: Sequence[Part]) -> Program:
+        if self._stream is not None:
+            return StreamedProgram(self._stream, parts, self._operations.program)
+        return self._operations.program([call for _, calls in parts for call in calls])
 
     def _lookups(self) -> list[NativeCall]:
         """Embeddings and angles; empty where not all of them can be captured."""

@@ -11,9 +11,10 @@ import torch
 
 from hundredfold.config import load as load_settings
 from hundredfold.models import DEFAULT_MODEL
+from hundredfold.plugin import AttentionBatch
 from hundredfold_worker.model import LoadedModel, ModelLoadError
 from hundredfold_worker.model.decoder import Decoder, DecoderLayer
-from hundredfold_worker.model.offload import Stream, StreamedLayers
+from hundredfold_worker.model.offload import Stream, StreamedLayers, StreamedProgram
 from hundredfold_worker.model.offload.layers import nbytes
 from hundredfold_worker.model.offload.pages import PAGE
 from hundredfold_worker.model.offload.ring import Ring, buffers, window
@@ -84,6 +85,34 @@ def test_the_same_bits_from_half_the_memory(checkpoint: Path, options: dict[str,
     chosen = next(choice for choice in model.runtime.selections if choice.subject == "offload")
     assert f"{len(streamed(model))} of {LAYERS} layers" in chosen.reason
     assert list((cache / "weights").iterdir()) == []  # without a name: nothing is left behind
+
+
+def test_captured_steps_read_layers_and_leave_them(
+    checkpoint: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a step wants logits of a part of its rows, or of none: it stops inside the last layer."""
+    whole = load(checkpoint)
+    model = load(checkpoint, weight_memory=whole.runtime.weight_bytes // 2)
+    assert LAYERS - 1 in streamed(model)
+    runs: list[int] = []
+    run = StreamedProgram.__call__
+
+    def recorded(program: StreamedProgram, rows: int) -> None:
+        runs.append(rows)
+        run(program, rows)
+
+    monkeypatch.setattr(StreamedProgram, "__call__", recorded)
+    ids = random_ids(40)
+    batch = AttentionBatch([40], [40], torch.arange(3).view(1, 3).int(), torch.arange(40), torch.arange(40))
+    caches = [side.cache_planner.allocate(3) for side in (whole, model)]
+    with torch.inference_mode():
+        for wanted in ([], [7, 39], [], list(range(40))):
+            truth, found = (
+                side.forward(torch.tensor(ids), batch, own, torch.tensor(wanted, dtype=torch.int64)).clone()
+                for side, own in zip((whole, model), caches, strict=True)
+            )
+            assert torch.equal(found, truth)
+    assert runs == [40, 40, 2, 40, 40]  # what every row needs, and what only the two whose logits are wanted
 
 
 def test_a_budget_that_holds_everything_streams_nothing(checkpoint: Path) -> None:

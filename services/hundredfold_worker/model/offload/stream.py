@@ -97,6 +97,17 @@ class Stream:
         if buffer is not None and self._end.alive:
             self._fill(buffer, buffer.after(layer))
 
+    def go_on(self, layer: int | None) -> None:
+        """A step that goes through captured calls has come to a layer, if it is not there already; with
+        ``None`` to what has to be in no buffer. Raises as ``enter``.
+        """
+        if layer == self._inside:
+            return
+        if self._inside is not None:
+            self.leave(self._inside)
+        if layer is not None:
+            self.enter(layer)
+
     def _begin(self, layer: int) -> None:
         """Fill every buffer for a computation that goes on at a layer, in the order of need."""
         upcoming = {buffer.after(layer - 1): buffer for buffer in self._buffers}
