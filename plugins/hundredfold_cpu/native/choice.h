@@ -85,6 +85,24 @@ static inline Vec raise_two(const Vec& x) {
   return raise(p, n);
 }
 
+// `sum` of four vectors.
+static inline void sum_four(const Vec* a, float* sums) {
+#if HF_ISA_NUMBER >= HF_AVX512
+  __m512 eights[2];
+  for (int i = 0; i < 2; ++i) {
+    const __m512 x = a[2 * i].v, y = a[2 * i + 1].v;
+    eights[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
+  }
+  Vec x = {_mm512_add_ps(_mm512_shuffle_f32x4(eights[0], eights[1], 0x88), _mm512_shuffle_f32x4(eights[0], eights[1], 0xdd))};
+  x = add(x, {_mm512_permute_ps(x.v, 0x4e)});
+  float lanes[LANES];
+  store(lanes, add(x, swap_pairs(x)));
+  for (int i = 0; i < 4; ++i) sums[i] = lanes[4 * i];
+#else
+  for (int i = 0; i < 4; ++i) sums[i] = sum(a[i]);
+#endif
+}
+
 // Of a row's scores with `blocks` blocks, of which `keys` are there: the largest of all, in powers of two, and the sum of
 // each block's weights against it, which is NaN where a score is. With a `softcap` scores are in powers of e.
 static inline void weigh(float* scores, int64_t keys, int64_t blocks, int64_t size, double softcap, float* most, float* sums) {
@@ -95,11 +113,19 @@ static inline void weigh(float* scores, int64_t keys, int64_t blocks, int64_t si
   for (int64_t i = 0; i < blocks * size; i += LANES) top = max(load(scores + i), top);
   const float one = largest(top);
   const Vec least = broadcast(one);
-  for (int64_t block = 0; block < blocks; ++block) {
+  const auto weights_of = [&](int64_t block) {
     Vec weights = zero();
-    for (int64_t i = 0; i < size; i += LANES, scores += LANES) weights = add(weights, raise_two(sub(load(scores), least)));
-    most[block] = one, sums[block] = sum(weights);
+    for (const float *at = scores + block * size, *end = at + size; at < end; at += LANES)
+      weights = add(weights, raise_two(sub(load(at), least)));
+    return weights;
+  };
+  int64_t block = 0;
+  for (; block + 4 <= blocks; block += 4) {
+    const Vec four[4] = {weights_of(block), weights_of(block + 1), weights_of(block + 2), weights_of(block + 3)};
+    sum_four(four, sums + block);
   }
+  for (; block < blocks; ++block) sums[block] = sum(weights_of(block));
+  for (block = 0; block < blocks; ++block) most[block] = one;
 }
 
 // Adds to `merits` a row's share of weight in each block, of which `sums` are against `most`; room for whole vectors.
@@ -155,13 +181,12 @@ static inline void take_largest(const float* merits, int64_t count, int64_t leas
 // Returned is how many. `sinks` of the rows may be null.
 static inline int64_t choose_blocks(const Choice& choice, const Sketches& sketches, const int32_t* table, int64_t position,
                                     int64_t head, double softcap, const float* sinks, const ChoiceRoom& room) {
-  constexpr int64_t AHEAD = 4;
   const int64_t size = sketches.size, own = position / size, blocks = own + 1, first = choice.first, end = own - choice.last;
   const int64_t step = room.stretch / size;
   for (int64_t begin = 0; begin < blocks; begin += step) {
     const int64_t some = begin + step < blocks ? step : blocks - begin;
     for (int64_t i = 0; i < some; ++i) {
-      const int64_t ahead = begin + i + AHEAD;
+      const int64_t ahead = begin + i + step;  // of the next stretch: memory is not idle while weights are summed
       guess_block(sketches, table[begin + i], table[ahead < blocks ? ahead : own], head, room, room.scores + i * size);
     }
     const int64_t keys = position + 1 - begin * size;  // the last block has some that are not there yet

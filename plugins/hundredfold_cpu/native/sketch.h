@@ -78,6 +78,41 @@ static inline void guess(const int8_t* q, const int32_t* starts, const float* fa
   }
 }
 
+#elif HF_ISA_NUMBER >= HF_AVX512VNNI
+
+template <int R>
+__attribute__((noinline)) static void guess(const int8_t* q, const int32_t* starts, const float* factors, int64_t units,
+                                            const uint8_t* keys, const float* scales, const uint8_t* ahead, float* scores,
+                                            int64_t stride) {
+  const __m512i mask = _mm512_set1_epi32(0x0f0f0f0f);
+  const auto four = [](const int8_t* p) {
+    int32_t all;
+    __builtin_memcpy(&all, p, 4);
+    return _mm512_set1_epi32(all);
+  };
+  __m512i sums[R][2];  // of low and of high halves: a product need not wait for the one before it
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) sums[r][0] = _mm512_set1_epi32(starts[r]), sums[r][1] = _mm512_setzero_si512();
+#pragma GCC unroll 1
+  for (int64_t u = 0; u < units; ++u) {
+    expect_read(ahead + u * EIGHTH);
+    const __m512i both = _mm512_loadu_si512(keys + u * EIGHTH);
+    const __m512i low = _mm512_and_si512(both, mask), high = _mm512_and_si512(_mm512_srli_epi32(both, 4), mask);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const int8_t* own = q + (r * units + u) * SKETCHED;
+      sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], low, four(own));
+      sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], high, four(own + 4));
+    }
+  }
+  const Vec own = load(scales);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const Vec sum = to_float(Ints{_mm512_add_epi32(sums[r][0], sums[r][1])});
+    store(scores + r * stride, mul(mul(sum, own), broadcast(factors[r])));
+  }
+}
+
 #else
 
 static inline __m256i load_32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
@@ -87,7 +122,7 @@ static inline __m256i broadcast_four(const int8_t* p) {
   return _mm256_set1_epi32(four);
 }
 
-// With 256 bits on AVX-512, too. A function of its own, and sums that are added to in place: they stay in registers so.
+// With 256 bits on AVX-512 without VNNI, too. A function of its own, and sums that are added to in place: they stay in registers so.
 template <int R>
 __attribute__((noinline)) static void guess(const int8_t* q, const int32_t* starts, const float* factors, int64_t units,
                                             const uint8_t* keys, const float* scales, const uint8_t* ahead, float* scores,
