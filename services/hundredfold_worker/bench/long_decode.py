@@ -1,14 +1,14 @@
-"""What ``attention=sparse`` is worth: steps of long sequences that attend to all and to a part, in turns.
+"""What attention to a part is worth: steps of long sequences that attend to all and to a part, in turns.
 
 Both sides take each step over one cache, one right after the other, so that whatever else the machine does
-meets both. Sketches, which only ``sparse`` reads, are written by both: of a token a step and sequence.
+meets both. What one of them alone reads of it, such as sketches of keys, both write: of one token a step.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import click
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from hundredfold.config import ConfigError
 from hundredfold.errors import StartError
-from hundredfold.models import DEFAULT_MODEL
 from hundredfold_worker.model import LoadedModel
 from hundredfold_worker.quality.decode import WARM_STEPS, DecodingRows
 from hundredfold_worker.quality.sides import SideError, read_sides
@@ -61,16 +60,15 @@ class Row:
     part: Times
 
 
-def measure(side: str, cache: str, options: Sequence[str], load: Load) -> Row:
-    """Decode the load with a cache in one encoding; ``options`` are those of ``attention=sparse``.
+def measure(first: str, second: str, cache: str, load: Load) -> Row:
+    """Decode the load on both sides over one cache in an encoding; it is the second's, which the first reads.
 
     Raises:
         SideError, ConfigError: as ``read_sides``.
-        StartError: the model cannot be loaded, or the text is too short.
+        StartError: a model cannot be loaded, or the text is too short.
     """
-    common = f"{side}{',' if '=' in side else ':'}kv_cache_dtype={cache},attention="
-    told = "".join(f",attention_options={option}" for option in options)
-    exact, part = (side.settings for side in read_sides(f"{common}cpu", f"{common}sparse{told}"))
+    sides = (f"{side}{',' if '=' in side else ':'}kv_cache_dtype={cache}" for side in (first, second))
+    exact, part = (side.settings for side in read_sides(*sides))
     return _measured(exact, part, load)
 
 
@@ -124,9 +122,8 @@ def _started(settings: WorkerSettings, load: Load) -> LoadedModel:
 
 def render(rows: list[Row], batch: int) -> Table:
     """A line for each cache."""
-    table = Table(
-        "cache", "exact, ms a step", "sparse", "exact, tokens/s", "sparse", "times as fast", "by cpu time"
-    )
+    heads = ("cache", "A, ms a step", "B", "A, tokens/s", "B", "B times as fast", "by cpu time")
+    table = Table(*heads)
     for row in rows:
         times = row.exact.seconds, row.part.seconds
         by_processor = row.exact.processor_seconds / row.part.processor_seconds
@@ -145,7 +142,8 @@ def _caches(_: click.Context, __: click.Parameter, given: str) -> list[str]:
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("side", default=DEFAULT_MODEL)
+@click.argument("a")
+@click.argument("b")
 @click.option("--batch", type=click.IntRange(1), default=16, help="Sequences side by side.")
 @click.option("--context", type=click.IntRange(1), default=7700, help="Tokens of each before the first step.")
 @click.option("--steps", type=click.IntRange(WARM_STEPS + 1), default=18, help="Steps of each side.")
@@ -153,23 +151,15 @@ def _caches(_: click.Context, __: click.Parameter, given: str) -> list[str]:
     "--texts", type=click.IntRange(1), default=2, help="Sequences that are computed; others are copies."
 )
 @click.option("--caches", callback=_caches, default=",".join(CACHES), help="Encodings of the cache, in turn.")
-@click.option("--attention-options", multiple=True, help="What sparse is told, such as keep=0.98.")
-def command(
-    side: str,
-    batch: int,
-    context: int,
-    steps: int,
-    texts: int,
-    caches: list[str],
-    attention_options: tuple[str, ...],
-) -> None:
-    """Time decode steps with attention to all and to a part, in turns.
+def command(a: str, b: str, batch: int, context: int, steps: int, texts: int, caches: list[str]) -> None:
+    """Time decode steps of A and B, such as attention to all and to a part, in turns over one cache.
 
-    SIDE is MODEL, or MODEL:key=value,key=value with settings of `hundredfold worker`, such as dtype=fp32.
+    A and B are MODEL:key=value,key=value as `hundredfold quality` takes them; without a model, B has A's.
+    B's attention makes the cache, and A's has to read such a one.
     """
     load = Load(batch, context, steps, min(texts, batch))
     try:
-        rows = [measure(side, cache, attention_options, load) for cache in caches]
+        rows = [measure(a, b, cache, load) for cache in caches]
     except (SideError, ConfigError) as error:
         raise click.UsageError(str(error)) from error
     except StartError as error:

@@ -17,7 +17,7 @@ from hundredfold_worker.startup import open_registries, start_model
 from support.tiny_model import make_tiny_model
 
 SMALL = Load(batch=3, context=150, steps=4, texts=2)
-PART = ("keep=0.3", "least=64", "recent=16")
+PART = ":dtype=fp32,attention=sparse,attention_options=keep=0.3,attention_options=least=64"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def started(tiny: str, attention: str) -> LoadedModel:
 
 @pytest.mark.parametrize("cache", ["fp32", "int8"])
 def test_both_sides_are_timed(tiny: str, cache: str) -> None:
-    row = measure(f"{tiny}:dtype=fp32", cache, PART, SMALL)
+    row = measure(f"{tiny}:dtype=fp32", PART, cache, SMALL)
     assert row.cache == cache
     assert min(row.exact.seconds, row.part.seconds, row.exact.processor_seconds) > 0
 
@@ -54,14 +54,14 @@ def test_a_copied_prompt_is_a_prompt_and_exact_attention_reads_the_cache_of_spar
 
 
 def test_the_command_prints_a_line_for_each_cache(tiny: str, tmp_path: Path) -> None:
-    flags = "--batch 2 --context 120 --steps 4 --texts 1 --caches fp32,bf16 --attention-options keep=0.5"
-    done = CliRunner().invoke(command, [f"{tiny}:dtype=fp32", *flags.split()])
+    flags = "--batch 2 --context 120 --steps 4 --texts 1 --caches fp32,bf16"
+    done = CliRunner().invoke(command, [f"{tiny}:dtype=fp32", PART, *flags.split()])
     assert done.exit_code == 0, done.output
     assert "fp32" in done.output
     assert "bf16" in done.output
-    long = CliRunner().invoke(command, [tiny, "--context", "5000"])
+    long = CliRunner().invoke(command, [tiny, "", "--context", "5000"])
     assert long.exit_code == 1
     assert "the model takes 2048" in long.output
-    other = CliRunner().invoke(command, [tiny, "--caches", "fp99"])
+    other = CliRunner().invoke(command, [tiny, "", "--caches", "fp99"])
     assert other.exit_code == 1
     assert "fp99" in other.output
