@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from hundredfold.bench.ceilings import CeilingsError, keep, measure_ceilings
+from hundredfold.cli.numbers import Finite
 from hundredfold.errors import StartError
 from hundredfold_worker.estimate.placement import Device
 from hundredfold_worker.sizes import parse
@@ -81,7 +82,7 @@ class _Memories(click.ParamType):  # type: ignore[type-arg] # as above
 @click.option("--concurrency", type=click.IntRange(1), help="Sequences wanted at once; as many as fit.")
 @click.option("--context", type=click.IntRange(1), help="Tokens of a sequence for the speed; 1024.")
 @click.option("--memory", type=_Size(), metavar="SIZE", help="Memory of the device; this machine's.")
-@click.option("--memory-utilization", type=click.FloatRange(0, 1, min_open=True), help="Share of it.")
+@click.option("--memory-utilization", type=Finite(0, 1, min_open=True), help="Share of it.")
 @click.option("--bandwidth", type=_Size(), metavar="SIZE/s", help="Bytes a second that memory gives.")
 @click.option("--operations", type=_Size(), metavar="N/s", help="Operations a second; a product counts 2.")
 @click.option("--measure", is_flag=True, help="Measure this machine first: some seconds, every core.")

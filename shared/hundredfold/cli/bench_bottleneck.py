@@ -18,15 +18,14 @@ from hundredfold.bench.ceilings import kept
 from hundredfold.bench.server import ServerError
 from hundredfold.bench.sweep_table import bar
 from hundredfold.bench.watch import watch
+from hundredfold.cli.numbers import Finite
 
 BAR_CELLS = 20
 
 
 @click.command(name="bottleneck", context_settings={"show_default": True})
 @click.option("--address", default="127.0.0.1:50051", help="The door.")
-@click.option(
-    "--seconds", type=click.FloatRange(1, 3600), default=10.0, help="How long to watch; the load is yours."
-)
+@click.option("--seconds", type=Finite(1, 3600), default=10.0, help="How long to watch; the load is yours.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bottleneck(address: str, seconds: float, as_json: bool) -> None:
     """Watch a server that is under load, and say what binds it.

@@ -17,6 +17,7 @@ from hundredfold.bench.ladder.climb import Climb, LadderOptions
 from hundredfold.bench.ladder.rows import Ladder, Row
 from hundredfold.bench.ladder.stages import FULL, QUICK, naive_stages, stages
 from hundredfold.bench.ladder.table import markdown, render_ladder
+from hundredfold.cli.numbers import Finite
 from hundredfold.models import DEFAULT_MODEL, ModelError, resolve
 
 KEYS = [*(stage.key for stage in naive_stages()), *(stage.key for stage in stages(FULL))]
@@ -35,9 +36,7 @@ _OUT = click.Path(dir_okay=False, writable=True, path_type=Path)
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="An interpreter that has torch and transformers. [default: an environment made for it, once]",
 )
-@click.option(
-    "--minutes", type=click.FloatRange(min=0), default=12.0, help="No load begins after so many minutes."
-)
+@click.option("--minutes", type=Finite(min=0), default=12.0, help="No load begins after so many minutes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @click.option("--markdown", "markdown_file", type=_OUT, help="Write the table as Markdown.")
 @click.option("--chart", type=_OUT, help="Draw a PNG (or SVG, PDF); needs hundredfold[bench].")

@@ -29,6 +29,7 @@ from hundredfold.bench.tune import (
     frontier,
     search_seats,
 )
+from hundredfold.cli.numbers import Finite
 from hundredfold.models import DEFAULT_MODEL
 
 _UNITS = {"ms": 1.0, "s": 1000.0, "": 1.0}
@@ -67,7 +68,7 @@ def _duration(_context: click.Context, _parameter: click.Parameter, value: str |
 @click.option("--input-len", type=click.IntRange(1), default=64, help="Prompt tokens of each request.")
 @click.option("--output-len", type=click.IntRange(2), default=64, help="Output tokens of each.")
 @click.option("--set", "assignments", multiple=True, metavar="SERVICE.SETTING=VALUE", help="Held settings.")
-@click.option("--minutes", type=click.FloatRange(min=0), default=10.0, help="No run begins after so many.")
+@click.option("--minutes", type=Finite(min=0), default=10.0, help="No run begins after so many.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def tune(
     model: str,

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from hundredfold.cli.numbers import Finite
 from hundredfold.cli.talking import RETRY, address_option, failures
 from hundredfold.client import Answer, ChatMessage, Client, Delta, GenerateStream
 
@@ -35,7 +36,9 @@ MAX_STDIN_BYTES = 64 * 1024 * 1024
 @click.option("--length-penalty", type=float, help="Above 1 a beam search favours long answers.")
 @click.option("--early-stopping", is_flag=True, default=None, help="End it with the first complete beams.")
 @click.option("--model", help="The model to ask for. [default: the one that is served]")
-@click.option("--timeout", "timeout_s", type=float, help="Give up after this many seconds.")
+@click.option(
+    "--timeout", "timeout_s", type=Finite(0, min_open=True), help="Give up after this many seconds."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of the text.")
 @address_option
 def command(

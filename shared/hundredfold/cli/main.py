@@ -40,6 +40,7 @@ COMMANDS = {
     "estimate": Known("Tell what a model needs and gives, without loading it."),
     "diagnose": Known("Find out why a model's output went wrong."),
     "quality": Known("Compare what two ways of serving a model say."),
+    "quantize": Known("Make a quantized checkpoint of a model."),
 }
 """Told apart from the modules so that `hundredfold --help` imports none of them."""
 

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from hundredfold.cli.main import COMMANDS, cli
+from support.repo import ROOT
 
 
 def hundredfold(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -31,11 +32,41 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     for name, known in COMMANDS.items():
         assert name in output
         assert known.help in output
+    assert "From hundredfold" not in output  # a command of ours says what it does
 
 
 def test_every_command_of_ours_is_there() -> None:
     for known in COMMANDS.values():
         assert known.module is None or find_spec(known.module) is not None, known.module
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("bench", "bottleneck", "--seconds"),
+        ("bench", "ladder", "--minutes"),
+        ("bench", "tune", "--minutes"),
+        ("estimate", "smollm2-135m", "--memory-utilization"),
+        ("generate", "text", "--timeout"),
+    ],
+)
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_what_is_no_finite_number_is_refused(asked: tuple[str, ...], value: str) -> None:
+    refused = CliRunner().invoke(cli, [*asked, value])
+    assert refused.exit_code == 2
+    assert asked[-1] in refused.output
+    assert "Error: Invalid value" in refused.output
+
+
+def test_no_option_has_clicks_range_of_floats() -> None:
+    """It lets NaN pass every bound."""
+    found = [
+        path.name
+        for room in ("shared", "services", "plugins")
+        for path in (ROOT / room).rglob("*.py")
+        if "click.FloatRange" in path.read_text() and path.name != "numbers.py"
+    ]
+    assert found == []
 
 
 def test_version() -> None:
