@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -16,6 +18,7 @@ from hundredfold.v1.control_pb2 import ServiceInfo
 
 SAMPLE_PROMPT = "In two sentences: why is the sky blue?"
 SAMPLE_TOKENS = 64
+_COMMAND = "hundredfold"
 
 _NAMES = {"tokenizer": "door", "gateway": "http"}
 """What a service that clients talk to is called."""
@@ -54,9 +57,11 @@ def ready_panel(
     door = where["tokenizer"]
     examples: list[RenderableType] = [
         "",
-        f'[dim]$[/dim] hundredfold generate "The sky is" --address {escape(door)}',
-        "[dim]$[/dim] grpcurl -plaintext -import-path proto -proto hundredfold/v1/generation.proto \\",
-        f'    -d \'{{"text": "The sky is"}}\' {escape(door)} hundredfold.v1.GenerationService/Generate',
+        f'[dim]$[/dim] {escape(_program())} generate "The sky is" --address {escape(door)}',
+        "[dim]$[/dim] grpcurl -plaintext -import-path proto \\",
+        "    -proto hundredfold/v1/generation.proto \\",
+        f'    -d \'{{"text": "The sky is"}}\' {escape(door)} \\',
+        "    hundredfold.v1.GenerationService/Generate",
         *(_curl(where["gateway"]) if "gateway" in where else ()),
         "",
         "[dim]Ctrl-C finishes what runs, then stops.[/dim]",
@@ -70,9 +75,18 @@ def _curl(listen: str) -> tuple[str, str]:
     socket = listen.removeprefix("unix:")
     target = f"http://{listen}" if socket == listen else f"--unix-socket {socket} http://localhost"
     return (
-        f"[dim]$[/dim] curl {escape(target)}/v1/completions -H 'content-type: application/json' \\",
-        '    -d \'{"prompt": "The sky is"}\'',
+        f"[dim]$[/dim] curl {escape(target)}/v1/completions \\",
+        "    -H 'content-type: application/json' -d '{\"prompt\": \"The sky is\"}'",
     )
+
+
+def _program() -> str:
+    """This command as a shell finds it: one out of an environment that is not entered has a path."""
+    called = Path(sys.argv[0])
+    if called.name != _COMMAND or not called.exists():
+        return _COMMAND
+    found = shutil.which(_COMMAND)
+    return _COMMAND if found is not None and called.samefile(found) else str(called)
 
 
 async def stream_sample(client: AsyncClient, console: Console) -> None:
