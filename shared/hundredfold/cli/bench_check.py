@@ -35,6 +35,7 @@ def check(model: str, path: Path, rounds: int, update: bool) -> None:
 
     Exit code 1 when one is worse than its bound allows. Wants a quiet machine.
     """
+    _ask_before_measuring(path, update)
     kind = kind_of_machine()
     console = Console(stderr=True)
     try:
@@ -57,6 +58,14 @@ def check(model: str, path: Path, rounds: int, update: bool) -> None:
     elif any(verdict.status in ("better", "new") for verdict in verdicts):
         click.echo(f"to store these: hundredfold bench check --ratios {path} --rounds {rounds} --update")
     sys.exit(any(verdict.status == "worse" for verdict in verdicts) and not update)
+
+
+def _ask_before_measuring(path: Path, update: bool) -> None:
+    """What would be known at the start is not told after minutes. Raises ClickException."""
+    if not update and not path.exists():
+        raise click.ClickException(f"{path} is not there; --update stores what is measured now")
+    if update and not path.parent.is_dir():
+        raise click.ClickException(f"{path.parent} is no directory, {path} cannot be stored")
 
 
 def render_verdicts(verdicts: Sequence[Verdict], kind: str) -> Table:

@@ -71,6 +71,18 @@ def test_the_command_fails_when_a_ratio_is_worse(
     assert ("worse" in done.output) == bool(code)
 
 
+def test_what_cannot_be_compared_or_stored_is_told_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(bench_check, "measure_round", lambda model, say: pytest.fail("measured"))
+    missing = CliRunner().invoke(bench_check.check, ["--ratios", str(tmp_path / "none.json")])
+    assert missing.exit_code == 1
+    assert "none.json is not there; --update stores" in missing.output
+    nowhere = CliRunner().invoke(bench_check.check, ["--ratios", str(tmp_path / "no" / "r.json"), "--update"])
+    assert nowhere.exit_code == 1
+    assert "no directory" in nowhere.output
+
+
 def test_the_committed_ratios_are_those_that_are_measured():
     for kind in ("avx2, 2 cores",):
         assert set(read(COMMITTED, kind)) <= set(PAIRS)
