@@ -40,14 +40,14 @@ def named(name: str, exclude: Sequence[str], stored: Chooser) -> AtLoad:
     return _by(quantizer, exclude, stored, keep_made=False)
 
 
-def fast(device: str, exclude: Sequence[str], stored: Chooser) -> AtLoad:
+def fast(device: str, activations: str, exclude: Sequence[str], stored: Chooser) -> AtLoad:
     """What the quantizer makes whose weights a kernel favours here; as stored where there is none."""
     import torch  # kernels know their processor, and need it for that
 
     from hundredfold_worker.model.on_the_fly import favoured
 
     registries = {group: Registry(group) for group in (GROUP, "hundredfold.kernels")}
-    found = favoured(registries, (), torch.device(device))
+    found = favoured(registries, (), torch.device(device), activations)
     return AtLoad(stored) if found is None else _by(found.quantizer, exclude, stored, keep_made=True)
 
 

@@ -109,7 +109,7 @@ def _made(asked: Asked, source: Source, device: str) -> AtLoad:
     if name == "auto":
         return AtLoad(source.stored)
     if name == at_load.FAST:
-        return at_load.fast(device, exclude, source.stored)
+        return at_load.fast(device, asked.activations, exclude, source.stored)
     is_format, is_quantizer = name in Registry(GROUP).names(), at_load.is_quantizer(name)
     if not is_format and not is_quantizer:
         known = ", ".join((*Registry(at_load.GROUP).names(), *Registry(GROUP).names()))

@@ -23,6 +23,7 @@ from hundredfold.plugin import (
 )
 from hundredfold.plugin.dequantize import dequantize, fold_transform
 from hundredfold.plugin.registry import PluginError, Registry
+from hundredfold_worker.model.activations import AUTO
 from hundredfold_worker.model.architectures import LayerNames, ParameterNames
 from hundredfold_worker.model.architectures.names import HF_LAYER
 from hundredfold_worker.model.errors import ModelLoadError
@@ -152,7 +153,8 @@ def _favoured(
     registries: Mapping[str, Registry], options: LoadOptions, names: ParameterNames, device: torch.device
 ) -> OnTheFly | None:
     """What quantizes at load for ``fast``; ``None`` where nobody does."""
-    found, aliases = favoured(registries, options.kernels, device), common_names(names)
+    found = favoured(registries, options.kernels, device, options.activations)
+    aliases = common_names(names)
     if found is None:
         return None
     why = f"fast: kernel '{found.kernel}' favours {found.form.__name__} on this machine"
@@ -161,15 +163,17 @@ def _favoured(
 
 
 def favoured(
-    registries: Mapping[str, Registry], kernels: Sequence[str], device: torch.device
+    registries: Mapping[str, Registry], kernels: Sequence[str], device: torch.device, activations: str
 ) -> Favoured | None:
     """The quantizer that makes what a kernel favours on this machine; ``None`` where there is none.
 
-    ``kernels`` are those that were asked for, in their order; all when empty.
+    ``kernels`` are those that were asked for, in their order; all when empty. Weights that are meant for
+    other ``activations`` than were asked for are no favourites: they would become floats, with their loss.
     """
     for kernel, form in _favoured_forms(registries["hundredfold.kernels"], kernels, device):
         for _, quantizer in registries[GROUP].candidates():
-            if getattr(quantizer, "makes", None) is form:
+            meant = activations in (AUTO, quantizer.activations.value)
+            if meant and getattr(quantizer, "makes", None) is form:
                 return Favoured(kernel, quantizer, form)
     return None
 

@@ -173,6 +173,15 @@ def test_fast_is_auto_where_no_kernel_favours_what_a_quantizer_makes(
     assert said(load(tiny, quantization="fast", kernels=("torch",)), "quantization").startswith("none")
 
 
+def test_fast_is_auto_where_inputs_are_asked_for_that_the_weights_are_not_meant_for(
+    tiny: Path, favours: Callable[..., None]
+) -> None:
+    favours(ChannelInt8Weight)
+    for activations, chosen in (("float", "none"), ("auto", "int8"), ("int8", "int8")):
+        model = load(tiny, quantization="fast", activations=activations)
+        assert said(model, "quantization").startswith(f"{chosen}:")
+
+
 def test_the_cpu_favours_channels_where_it_has_a_matrix_unit() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     for variant in variants():
