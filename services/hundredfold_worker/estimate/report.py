@@ -146,7 +146,7 @@ def _speed(found: Estimate) -> RenderableType | None:
         f"Decoding at {found.context:,} tokens of context",
         "at once",
         "tokens/s, about",
-        "at most",
+        "from memory",
         "per sequence",
         "bound by",
         numbers=3,
@@ -163,7 +163,10 @@ def _speed(found: Estimate) -> RenderableType | None:
     rates = f"{(machine.read_bytes_per_s or 0) / 1e9:,.1f} GB/s"
     operations = machine.operations_per_s
     rates += "".join(f", {name} {rate / 1e9:,.0f} GOP/s" for name, rate in operations.items() if rate)
-    about = f"{rates}; {machine.measured}. About: {REACHED:.0%} of what memory and arithmetic allow."
+    about = (
+        f"{rates}; {machine.measured}. About: {REACHED:.0%} of what memory and arithmetic allow; weights "
+        "that a large third-level cache keeps are read faster."
+    )
     return Group(table, Text(about, style="dim"))
 
 
