@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import grpc
 import grpc.aio
@@ -22,8 +21,12 @@ from hundredfold_scheduler.worker_limits import WorkerRefused
 
 log = get_logger(__name__)
 
+Level = Literal["info", "warning", "error"]
+
 _ANSWER_S = 5.0
 _FIRST_WAIT_S, _MOST_WAIT_S = 0.1, 1.0
+_START_S = 10.0
+"""Services that are started together reach each other within so long; before that nothing is wrong."""
 _PROBE_S = 2.0
 _LIVENESS = "liveness"
 _NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
@@ -59,7 +62,8 @@ class WorkerLink:
         """This scheduler's."""
         self._max_message_bytes = settings.max_message_bytes
         self._silence_s = settings.worker_silence_s
-        self._explained = ""
+        self._explained: tuple[str, Level] | None = None
+        self._expected_by = time.monotonic() + _START_S
         self._last = False
 
     async def run(self) -> None:
@@ -71,11 +75,12 @@ class WorkerLink:
                 async with open_channel(self.address, self._max_message_bytes) as channel:
                     wait_s = await self._session(channel, wait_s)
             except WorkerRefused as refusal:
-                self._explain(f"the worker is refused: {refusal}", log.error)
+                self._explain(f"the worker is refused: {refusal}", "error")
             except WorkerLost as lost:
-                self._explain(str(lost), log.warning)
+                self._explain(str(lost), "warning")
             except grpc.aio.AioRpcError as error:
-                self._explain(f"{error.code().name}: {error.details()}", log.warning)
+                level: Level = "info" if time.monotonic() < self._expected_by else "warning"
+                self._explain(f"{error.code().name}: {error.details()}", level)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _MOST_WAIT_S)
 
@@ -94,7 +99,7 @@ class WorkerLink:
             worker_pb2.GetWorkerInfoRequest(), timeout=_ANSWER_S
         )
         if not info.ready:
-            self._explain("the worker loads its model", log.info)
+            self._explain("the worker loads its model", "info")
             return wait_s
         limits = self._hall.check(self.address, info)
         call = stub.Execute()
@@ -132,7 +137,7 @@ class WorkerLink:
         """Carry plans and results until the stream ends or the engine gives it up."""
         stream = ExecuteStream(call)
         log.info("worker connected", worker=self.address, blocks=limits.num_blocks)
-        self._explained = ""
+        self._explained, self._expected_by = None, 0.0
         self._engine.worker_connected(stream, self.address, limits)
         self._hall.connected(self.address, incarnation)
         reader = asyncio.create_task(self._read(call, stream))
@@ -178,11 +183,11 @@ class WorkerLink:
                 raise WorkerLost(f"the worker's process has not answered for {self._silence_s:g} s")
             await asyncio.sleep(_PROBE_S - min(_PROBE_S, time.monotonic() - began))
 
-    def _explain(self, reason: str, tell: Callable[..., None]) -> None:
-        """Say why there is no worker, once per reason."""
-        if reason != self._explained:
-            self._explained = reason
-            tell("no worker", worker=self.address, reason=reason)
+    def _explain(self, reason: str, level: Level) -> None:
+        """Say why there is no worker, once per reason and level."""
+        if (reason, level) != self._explained:
+            self._explained = (reason, level)
+            getattr(log, level)("no worker", worker=self.address, reason=reason)
         self._hall.away(self.address, reason)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
+from hundredfold_scheduler import worker_link
 from hundredfold_scheduler.core.failures import Code
 from hundredfold_scheduler.service import SchedulerService
 from hundredfold_scheduler.settings import SchedulerSettings
@@ -240,3 +242,20 @@ async def test_a_second_scheduler_waits_for_the_first_to_go() -> None:
         finally:
             second.host.request_stop(grace_s=0.0)
             await running
+
+
+async def test_a_worker_that_is_awaited_is_no_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Services that start together look for each other for a while; one that stays away is warned of."""
+    monkeypatch.setattr(worker_link, "_START_S", 1.0)
+    with caplog.at_level(logging.INFO):
+        async with scheduler_stack(start_worker=False):
+
+            def levels() -> list[int]:
+                return [record.levelno for record in caplog.records if record.getMessage() == "no worker"]
+
+            await eventually(levels)
+            assert levels()[0] == logging.INFO
+            await eventually(lambda: logging.WARNING in levels())
+            assert levels() == sorted(levels())
