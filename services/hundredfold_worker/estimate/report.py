@@ -49,7 +49,8 @@ def _model(found: Estimate) -> RenderableType:
     facts.add_row("model", f"[bold]{escape(found.source.name)}[/]  {escape(outline.architecture)}")
     facts.add_row("parameters", f"{_billions(outline.num_parameters)}{active} in {outline.num_layers} layers")
     exact = "" if found.source.file_bytes is not None else " (from the config: no files here)"
-    facts.add_row("stored", f"{show(found.source.stored_bytes)}{exact}  {escape(_forms(found))}")
+    facts.add_row("stored", f"{show(found.source.stored_bytes)}{exact}")
+    facts.add_row("loaded as", escape(_forms(found)))
     facts.add_row(
         "runs on",
         f"{machine.device}, {machine.dtype}, cache {found.case.load.encoding.value}; "
