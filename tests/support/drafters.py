@@ -41,3 +41,21 @@ class Knowing:
 
     def forget(self, slot: int) -> None:
         self.forgotten.append(slot)
+
+
+class Silent:
+    """Has nothing to offer, and counts how often it was asked, by slot."""
+
+    def __init__(self) -> None:
+        self.asked: dict[int, int] = {}
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        for request in requests:
+            self.asked[request.slot] = self.asked.get(request.slot, 0) + 1
+        return [[] for _ in requests]
+
+    def observe(self, slot: int, proposed: int, accepted: int) -> None:
+        raise AssertionError("nothing was proposed")
+
+    def forget(self, slot: int) -> None:
+        pass

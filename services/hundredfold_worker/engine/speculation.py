@@ -22,6 +22,8 @@ _LEAST_WEIGHT = 0.1
 """Of a draft against what was learned before: about the last ten of a sequence count."""
 _USUAL_WEIGHT = 0.01
 """The same over all sequences, whose usual chance is the first one of the next."""
+_REST_AFTER, _REST_EVERY = 16, 4
+"""After so many passes without a draft a sequence is only drafted for in every so manieth."""
 _MOST_HOPE = 0.7
 """No sequence begins with more: what others copy, it may not."""
 
@@ -36,7 +38,8 @@ class _Proposal:
 
 class Speculation:
     """A sequence for which drafts do not pay goes on being drafted for, without a position being computed:
-    what it then draws says just as well whether they were right. So a rest costs nothing, and ends by itself.
+    what it then draws says just as well whether they were right. So a rest costs little, the less the longer
+    it is, and ends by itself.
     """
 
     def __init__(self, drafter: Drafter, cost: DraftCost, limits: EngineLimits) -> None:
@@ -46,6 +49,8 @@ class Speculation:
         self._usual = _FIRST_CHANCE
         self._chance = np.full(limits.max_num_seqs, self._usual)
         self._tried = np.zeros(limits.max_num_seqs, dtype=np.int64)
+        self._rested = np.zeros(limits.max_num_seqs, dtype=np.int64)
+        """Passes since a draft was tried."""
         self._proposals: list[_Proposal] = []
         self._positions = 0
         """Of the step, if all its rows decode; else 0."""
@@ -56,11 +61,17 @@ class Speculation:
         most ``allowed`` each. Returns int64[n]: how many.
         """
         drafts: Ints = np.zeros_like(takes)
+        self._proposals, self._positions, self._num_drafts = [], 0, 0
+        rested = self._rested[slots]
+        self._rested[slots] = rested + 1
+        asked = (rested < _REST_AFTER) | (rested % _REST_EVERY == 0)
+        if not asked.any():
+            return drafts
         num_outputs = table.num_outputs(slots)
         left = table.sampling.max_tokens[slots] - num_outputs
         draws = (table.computed[slots] + takes == table.length[slots]) & (left > 0)
         draws &= table.sampling.num_candidates[slots] == 0
-        room = np.where(draws, np.minimum(allowed, left - 1), 0)
+        room = np.where(draws & asked, np.minimum(allowed, left - 1), 0)
         at = np.flatnonzero(room > 0)
         requests = [
             DraftRequest(int(slots[i]), table.tokens_of(int(slots[i])), int(room[i])) for i in at.tolist()
@@ -73,6 +84,7 @@ class Speculation:
         for proposal, count in zip(self._proposals, drafts[at].tolist(), strict=True):
             length = proposal.length
             table.ids[proposal.slot, length : length + count] = proposal.draft[:count]
+        self._rested[slots[drafts > 0]] = 0
         self._num_drafts = int(drafts.sum())
         self._positions = positions + self._num_drafts if positions == len(slots) == rows else 0
         return drafts
@@ -95,7 +107,7 @@ class Speculation:
     def forget(self, slots: Ints) -> None:
         """The sequences of these slots are gone."""
         self._chance[slots] = min(self._usual, _MOST_HOPE)
-        self._tried[slots] = 0
+        self._tried[slots] = self._rested[slots] = 0
         if self._drafter is not None:
             for slot in slots.tolist():
                 self._drafter.forget(slot)

@@ -12,7 +12,7 @@ from torch import Tensor
 from hundredfold_worker.engine.plan import EndReason, NewSequence, StepPlan
 from hundredfold_worker.failures import BrokenPlan, FailureCode
 from hundredfold_worker.sampling.params import SamplingParams
-from support.drafters import Knowing
+from support.drafters import Knowing, Silent
 from support.step_driver import StepDriver, Track, ints
 from support.toy_driver import toy_driver
 from support.toy_model import ToyModel
@@ -309,3 +309,17 @@ def test_one_step_ahead() -> None:
         plan = driver.plan([0, 1])
         driver.take(plan, driver.engine.step(replace(plan, num_tokens=ints([1, 1]))))
     assert list(map(answer_of, got)) == list(map(answer_of, want))
+
+
+def test_a_long_rest_is_seldom_disturbed() -> None:
+    """A drafter with nothing to offer is asked in every fourth pass after sixteen; a new sequence at once."""
+    drafter = Silent()
+    driver = toy_driver(drafter=drafter)
+    driver.add(0, [5, 9], replace(GREEDY, max_tokens=60))
+    driver.run()
+    assert drafter.asked[0] <= 17 + (60 - 16) // 4
+    driver.release(0)
+    driver.add(0, [5, 9], replace(GREEDY, max_tokens=10))
+    before = drafter.asked[0]
+    driver.run()
+    assert drafter.asked[0] - before >= 9
