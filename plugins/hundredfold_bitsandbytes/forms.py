@@ -34,7 +34,7 @@ def form_of(layer: LayerOutline, section: Mapping[str, Any]) -> WeightForm | Non
     rows, columns = layer.shape
     if kind is not None:
         return _four_bit(layer, kind, section.get("bnb_4bit_use_double_quant") is True)
-    return by_channel(layer, rows * columns + 4 * rows) if eight else None
+    return by_channel(rows * columns + 4 * rows) if eight else None
 
 
 def _four_bit(layer: LayerOutline, kind: str, double: bool) -> WeightForm:

@@ -88,7 +88,7 @@ class Int8:
 
     def form(self, layer: LayerOutline) -> WeightForm | None:
         """See ``StatingForms``."""
-        return by_channel(layer)
+        return by_channel()
 
 
 def _require_finite(layer: LayerRequest, scales: Tensor) -> None:

@@ -30,7 +30,7 @@ def form_of(layer: LayerOutline, found: Format, args: WeightArgs) -> WeightForm:
     if args.ordered and args.group_size is not None:
         stored += layer.nbytes("weight_g_idx", 4 * columns)
     if args.symmetric and args.bits == 8 and args.group_size is None:
-        return by_channel(layer, stored)
+        return by_channel(stored)
     if args.group_size is not None and min(args.group_size, columns) < LEAST_GROUP:
         return WeightForm(f"int {args.bits}-bit g{args.group_size}", DenseWeight, stored)
     zero = None if args.symmetric or args.strategy is Strategy.TENSOR else Zero.POINT

@@ -64,4 +64,4 @@ class Int8:
 
     def form(self, layer: LayerOutline) -> WeightForm | None:
         """See ``StatingForms``."""
-        return by_channel(layer)
+        return by_channel()

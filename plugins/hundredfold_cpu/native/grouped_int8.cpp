@@ -31,8 +31,8 @@ static inline void with_tile(int64_t rows, F f) {
 // Up to so many rows are quantized by the thread that calls, which is quicker than waiting for the others.
 constexpr int64_t FEW_INPUTS = 8;
 
-// ROW_TILE: more rows than few come in so many, those past the last with factors of zero. UNPACKED_ROWS: from so many rows up a panel is
-// unpacked once.
+// ROW_TILE: more rows than few come in so many, those past the last with factors of zero. UNPACKED_ROWS: from so many rows
+// up a panel is unpacked once.
 #if HF_ISA_NUMBER >= HF_AVX512AMX
 constexpr int64_t ROW_TILE = UNIT_ROWS, UNPACKED_ROWS = FEW_INPUTS + 1;
 #else

@@ -17,7 +17,6 @@ namespace HF_ISA {
 
 constexpr int UNIT = 2 * LANES;
 
-
 struct Fp32 {
   using Code = float;
   static constexpr bool SCALED = false, INTEGERS = false;

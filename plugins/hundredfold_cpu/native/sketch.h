@@ -122,7 +122,8 @@ static inline __m256i broadcast_four(const int8_t* p) {
   return _mm256_set1_epi32(four);
 }
 
-// With 256 bits on AVX-512 without VNNI, too. A function of its own, and sums that are added to in place: they stay in registers so.
+// With 256 bits on AVX-512 without VNNI, too. A function of its own, and sums that are added to in place: they stay in
+// registers so.
 template <int R>
 __attribute__((noinline)) static void guess(const int8_t* q, const int32_t* starts, const float* factors, int64_t units,
                                             const uint8_t* keys, const float* scales, const uint8_t* ahead, float* scores,

@@ -129,12 +129,16 @@ class Applier:
         totals = self._state.totals
         totals.steps += 1
         totals.prefill_tokens += record.work.tokens
-        drafted = sum(result.num_drafted_tokens)
+        drafted, accepted = sum(result.num_drafted_tokens), result.num_accepted_tokens
         totals.drafted_tokens += drafted
-        totals.accepted_tokens += result.num_accepted_tokens
+        totals.accepted_tokens += accepted
         passes = 1 + result.num_repeats
-        worker.cost.observe(_each_pass(record.work, result, skipped, drafted), result.step_us / 1e6 / passes)
-        decoded = record.work.rows if passes == 1 else len(result.token_ids) - result.num_accepted_tokens
+        if passes == 1:
+            decoded = record.work.rows
+        else:  # a row may have ended in any of them: as many as there are ids
+            decoded, skipped = len(token_ids) - accepted, 0
+        each = _each_pass(record.work, passes, decoded - skipped, drafted)
+        worker.cost.observe(each, result.step_us / 1e6 / passes)
         computed_tokens = record.work.tokens + decoded + drafted
         totals.computed_tokens += computed_tokens
         totals.output_tokens += output
@@ -192,15 +196,13 @@ class Applier:
         self._ending.fail(request, Failure(Code.INTERNAL, message), now)
 
 
-def _each_pass(work: Work, result: StepResult, skipped: int, drafted: int) -> Work:
-    """What a pass computed on average of a plan with such work: without rows that had ended, with drafts."""
-    passes = 1 + result.num_repeats
-    if not (skipped or drafted or passes > 1) or not work.rows:
+def _each_pass(work: Work, passes: int, decoded: int, drafted: int) -> Work:
+    """What a pass computed on average of a plan with such work, whose passes came to so many decodes of rows
+    that went on, and so many drafts.
+    """
+    if not work.rows or (passes == 1 and decoded == work.rows and not drafted):
         return work
-    rows, each = max(0, work.rows - skipped), work.context / work.rows
-    if passes > 1:
-        rows = round((len(result.token_ids) - result.num_accepted_tokens) / passes)
-    drafts = drafted / passes
+    rows, drafts, each = max(0, round(decoded / passes)), drafted / passes, work.context / work.rows
     return Work(rows, round(rows * each), work.tokens + round(drafts), work.pairs + round(drafts * each))
 
 

@@ -318,7 +318,9 @@ class Planner:
     def _plan_repeats(self, decodes: Work, worker: Worker) -> None:
         """Let decodes that nobody waits behind go on in this plan."""
         counts = self._ahead.repeats(self._rows, decodes, worker)
-        self._num_repeats = max(counts, default=0)
+        if not counts:
+            return
+        self._num_repeats = max(counts)
         for row, count in enumerate(counts):
             self._num_tokens[row] += count
             self._num_samples[row] += count

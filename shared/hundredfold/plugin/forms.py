@@ -124,7 +124,7 @@ def grouped(
     return WeightForm(said, GroupedIntWeight, stored_bytes, bits, group, half_scales, zero)
 
 
-def by_channel(layer: LayerOutline, stored_bytes: int = 0) -> WeightForm:
+def by_channel(stored_bytes: int = 0) -> WeightForm:
     """int8 with a scale per row."""
     return WeightForm("int8 by channel", ChannelInt8Weight, stored_bytes)
 

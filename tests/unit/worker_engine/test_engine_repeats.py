@@ -13,7 +13,7 @@ from hundredfold_worker.sampling.params import SamplingParams
 from support.drafters import Knowing
 from support.step_driver import ints
 from support.toy_driver import toy_driver
-from unit.worker_engine.test_engine_speculation import answer_of, random_params
+from unit.worker_engine.test_engine_speculation import answer_of, random_cases
 
 GREEDY = SamplingParams(max_tokens=24)
 
@@ -24,11 +24,7 @@ def test_the_same_answers(repeats: int, error_rate: float | None) -> None:
     """Every parameter, greedy and seeded, with and without drafts; ends in the middle of a step."""
     rng = np.random.default_rng(repeats)
     for _ in range(6):
-        cases = []
-        for _ in range(8):
-            params = random_params(rng)
-            params = replace(params, bias_values=(3.0, -2.0)[: len(params.bias_ids)])
-            cases.append((rng.integers(0, 48, rng.integers(1, 40)).tolist(), params))
+        cases = random_cases(rng)
         plain = toy_driver(chunk=7)
         want = [plain.add(slot, *case) for slot, case in enumerate(cases)]
         plain.run()

@@ -48,6 +48,16 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
     )
 
 
+def random_cases(rng: np.random.Generator) -> list[tuple[list[int], SamplingParams]]:
+    """Eight prompts, each with what it asks for."""
+    cases = []
+    for _ in range(8):
+        params = random_params(rng)
+        params = replace(params, bias_values=(3.0, -2.0)[: len(params.bias_ids)])
+        cases.append((rng.integers(0, 48, rng.integers(1, 40)).tolist(), params))
+    return cases
+
+
 def scores_of(track: Track) -> dict[int, tuple[object, ...]]:
     """All scores by position."""
     found: dict[int, tuple[object, ...]] = {}
@@ -70,11 +80,7 @@ def test_the_same_ids_with_and_without(error_rate: float) -> None:
     rng = np.random.default_rng(int(error_rate * 10))
     drafted = accepted = 0
     for _ in range(12):
-        cases = []
-        for _ in range(8):
-            params = random_params(rng)
-            params = replace(params, bias_values=(3.0, -2.0)[: len(params.bias_ids)])
-            cases.append((rng.integers(0, 48, rng.integers(1, 40)).tolist(), params))
+        cases = random_cases(rng)
         plain = toy_driver(chunk=7)
         want = [plain.add(slot, *case) for slot, case in enumerate(cases)]
         plain.run()
