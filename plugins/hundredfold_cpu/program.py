@@ -32,13 +32,8 @@ class _Call(ctypes.Structure):
     )
 
 
-FEW_ROWS: Final = 8
-"""Up to so many a team goes through a list of calls."""
-
 _KNOW_TEAMS: Final = tuple("grouped_ channel_ attention_ lookup_ rms_norm_ add_ rotate_ gated_".split())
-"""Kernels that deal out their work to a team, and those that are too short for more than one thread: how
-their names begin.
-"""
+"""Kernels that deal out their work to a team: how their names begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +70,7 @@ class KeptProgram:
         self._run = common_function("run", POINTER, INT, INT, INT)
         self._held = tuple(calls)
         self._count = len(calls)
-        by_team = all(isinstance(call, CpuCall) and call.knows_teams for call in calls)
-        self._team_rows = FEW_ROWS if by_team else 0
+        self._by_team = int(all(isinstance(call, CpuCall) and call.knows_teams for call in calls))
         self._calls = (_Call * len(calls))(
             *(
                 _Call(
@@ -93,7 +87,7 @@ class KeptProgram:
 
     def __call__(self, rows: int) -> None:
         """One native call."""
-        self._run(self._address, self._count, rows, self._team_rows)
+        self._run(self._address, self._count, rows, self._by_team)
 
 
 def _fits(call: NativeCall) -> bool:

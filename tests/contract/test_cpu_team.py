@@ -9,24 +9,34 @@ import torch
 from torch import Tensor
 
 from hundredfold.plugin import (
+    Activation,
     Activations,
     AttentionBatch,
     AttentionSpec,
+    BlockHadamard,
+    CanonicalWeight,
+    ChannelInt8Weight,
+    ElementwiseSpec,
     Encoding,
     GroupedIntWeight,
     KVCacheSpec,
     LinearSpec,
     NativeCall,
+    RotaryStyle,
+    Rotation,
     Zero,
 )
 from hundredfold_cpu.attention import CpuAttention
+from hundredfold_cpu.elementwise import CpuElementwise
 from hundredfold_cpu.kernels import CpuKernels, CpuLinear
-from hundredfold_cpu.program import FEW_ROWS, KeptProgram
+from hundredfold_cpu.program import KeptProgram
 
 CPU = torch.device("cpu")
 TURNS = 40
 THREADS = 5
 """More than most machines give a test: some are off their core when the others have done."""
+ROWS = [1, 3, 8, 9, 47, 300]
+"""One product takes few rows, another many; the last ones are more than a part of any call."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +51,18 @@ def linear(features: int, columns: int, bits: int) -> CpuLinear:
     random = torch.Generator().manual_seed(features)
     codes = torch.randint(0, 1 << bits, (features, columns), dtype=torch.uint8, generator=random)
     scales, zeros = torch.rand((2, features, columns // 32), generator=random).half()
-    weight = GroupedIntWeight(codes, scales, zeros, bits, 32, Zero.OFFSET)
-    return CpuKernels().prepare(LinearSpec("layer", weight, CPU, torch.float32, Activations.INT8), None)
+    return prepare(GroupedIntWeight(codes, scales, zeros, bits, 32, Zero.OFFSET), torch.float32)
+
+
+def channel(features: int, columns: int, dtype: torch.dtype) -> CpuLinear:
+    random = torch.Generator().manual_seed(features)
+    codes = torch.randint(-128, 128, (features, columns), dtype=torch.int8, generator=random)
+    scales = torch.rand(features, generator=random) * 0.01
+    return prepare(ChannelInt8Weight(codes, scales, BlockHadamard(columns & -columns)), dtype)
+
+
+def prepare(weight: CanonicalWeight, dtype: torch.dtype) -> CpuLinear:
+    return CpuKernels().prepare(LinearSpec("layer", weight, CPU, dtype, Activations.INT8), None)
 
 
 def kept(call: NativeCall | None) -> NativeCall:
@@ -50,7 +70,7 @@ def kept(call: NativeCall | None) -> NativeCall:
     return call
 
 
-@pytest.mark.parametrize("rows", [1, 3, FEW_ROWS])
+@pytest.mark.parametrize("rows", ROWS)
 def test_products_one_after_the_other(rows: int) -> None:
     """Each reads what the one before has put in place; the inputs' memory grows on the way."""
     layers = [linear(1000, 256, 4), linear(2056, 992, 8), linear(256, 2048, 4)]
@@ -65,6 +85,39 @@ def test_products_one_after_the_other(rows: int) -> None:
         for layer in layers:
             expected = layer(expected[:, : layer.columns])
         assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_layer(rows: int, dtype: torch.dtype) -> None:
+    """Norm, rotation in place, products with inputs that become int8, gate, and what is added."""
+    random = torch.Generator().manual_seed(rows)
+    operations = CpuElementwise().bind(ElementwiseSpec(CPU, dtype, frozenset({Activation.SILU})))
+    up, down = channel(2 * 320, 96, dtype), channel(96, 320, dtype)
+    weight, angles = torch.rand(96, generator=random), torch.rand((rows, 16, 2), generator=random)
+    rotation = Rotation(32, RotaryStyle.HALVES, angles)
+    inputs = torch.randn((TURNS, 2, rows, 96), generator=random).to(dtype)
+    residual, x, normed = (torch.empty((rows, 96), dtype=dtype) for _ in range(3))
+    both, opened = torch.empty((rows, 2 * 320), dtype=dtype), torch.empty((rows, 320), dtype=dtype)
+    heads = normed.view(rows, 3, 32)
+    program = KeptProgram(
+        [
+            operations.capture_add_rms_norm(residual, x, weight, 1e-5, normed),
+            operations.capture_rotate(heads, rotation),
+            kept(up.capture(normed, both)),
+            operations.capture_gated(both, Activation.SILU, opened),
+            kept(down.capture(opened, x)),
+            operations.capture_add(residual, x),
+        ]
+    )
+    for own, added in inputs:
+        residual.copy_(own), x.copy_(added)
+        program(rows)
+        expected = own.clone()
+        wanted = operations.add_rms_norm(expected, added, weight, 1e-5)
+        operations.rotate(wanted.view(rows, 3, 32), rotation)
+        expected.add_(down(operations.gated(up(wanted), Activation.SILU)))
+        assert torch.equal(residual, expected)
 
 
 @pytest.mark.parametrize("encoding", [Encoding.FP32, Encoding.INT8])
@@ -94,4 +147,38 @@ def test_attention_by_a_team(encoding: Encoding, queries: int, length: int) -> N
     for _ in range(TURNS):
         out.zero_()
         program(queries)
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("encoding", [Encoding.FP32, Encoding.INT8])
+def test_many_sequences(encoding: Encoding) -> None:
+    """Tokens that are drawn and pieces of prompts, of many lengths: parts of several items."""
+    layer, backend = AttentionSpec(6, 2, 64, 0.125), CpuAttention()
+    spec = KVCacheSpec(1, 2, 64, 64, CPU, torch.float32)
+    random = torch.Generator().manual_seed(7)
+    query_lens = [1] * 40 + [5, 1, 30]
+    seq_lens = [query + 7 * i for i, query in enumerate(query_lens)]
+    table = torch.arange(len(query_lens) * 6, dtype=torch.int32).view(len(query_lens), 6)
+    positions = [torch.arange(end - query, end) for query, end in zip(query_lens, seq_lens, strict=True)]
+    slots = torch.cat([row[own // 64] * 64 + own % 64 for row, own in zip(table, positions, strict=True)])
+    step = AttentionBatch(query_lens, seq_lens, table, slots, torch.cat(positions))
+    cache = backend.allocate(spec, encoding, table.numel())
+    before = torch.randn((table.numel() * 64, 10, 64), generator=random)
+    filled = AttentionBatch(
+        [384] * len(table),
+        [384] * len(table),
+        table,
+        torch.arange(len(before)),
+        torch.arange(384).repeat(len(table)),
+    )
+    backend.plan(filled, spec, encoding)(layer, cache, before[:, :6], before[:, 6:8], before[:, 8:])
+    joined = torch.randn((sum(query_lens), 10, 64), generator=random)
+    new, out = (joined[:, :6], joined[:, 6:8], joined[:, 8:]), torch.empty(len(joined), 6 * 64)
+    expected = backend.plan(step, spec, encoding)(layer, cache, *new)
+    captured = backend.capturing(spec, encoding)
+    program = KeptProgram([captured.capture(layer, cache, *new, out)])
+    captured.prepare(step)
+    for _ in range(TURNS):
+        out.zero_()
+        program(len(joined))
         assert torch.equal(out, expected)

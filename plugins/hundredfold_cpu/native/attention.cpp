@@ -9,6 +9,8 @@
 #include "team.h"
 #include "words.h"
 
+#include <cstring>
+
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -182,8 +184,6 @@ static void attend(const Call<T, E>& call, const Tile& whole, int64_t head, int6
                    const Place& after) {
   Tile tile = whole;
   const Room<E> room(thread.scratch, tile.count * call.group(), call.paged.panels * LANES);
-  if (tile.writes)
-    for (int64_t i = 0; i < tile.count; ++i) call.write(tile.first + i, head);
   const int32_t* table = tile.blocks ? choose(call, tile, head, thread.scratch) : call.table(tile);
   const int64_t first = call.first_key(tile.position), end = tile.position + tile.count;
   const auto look = [&](int64_t run) {  // what is computed now, and what comes then
@@ -255,11 +255,22 @@ static Place place_of(const Call<T, E>& call, const Item& item, int64_t head) {
   return {&tile, head, item.run >= 0 ? item.run : call.first_key(tile.position) / RUN};
 }
 
+// What the queries of an item bring along.
 template <class T, class E>
-static void attend_item(const Call<T, E>& call, int64_t index, Thread<E>& thread) {
+static void write_item(const Call<T, E>& call, int64_t index) {
+  const Item& item = call.step.items[index];
+  const Tile& tile = call.step.tiles[item.tile];
+  if (!tile.writes) return;
+  for (int64_t head = item.head; head < item.head + item.heads; ++head)
+    for (int64_t i = 0; i < tile.count; ++i) call.write(tile.first + i, head);
+}
+
+// `later` is most likely this thread's next item.
+template <class T, class E>
+static void attend_item(const Call<T, E>& call, int64_t index, int64_t later, Thread<E>& thread) {
   const Step& step = call.step;
   const Item& item = step.items[index];
-  const int64_t later = index + step.num_threads, end = item.head + item.heads;  // most likely this thread's next item
+  const int64_t end = item.head + item.heads;
   for (int64_t head = item.head; head < end; ++head) {
     Place after{nullptr, 0, 0};
     if (head + 1 < end)
@@ -276,40 +287,67 @@ static void join_item(const Call<T, E>& call, int64_t index, float* scratch) {
   join_runs(call, call.step.tiles[item.tile], item.head, scratch);
 }
 
-// One after the other by a team: f(index, scratch) for each index below `count`.
-template <class F>
-static void each_by_team(const Step& step, int64_t count, const F& f) {
-  struct Context {
-    const Step* step;
-    const F* f;
-    int64_t count, parts;
+// Items next to each other as a part: what comes of them is put in place together.
+template <class T, class E>
+static void attend_by_team(const Call<T, E>& call, float* scratch) {
+  const Step& step = call.step;
+  const int64_t width = call.layer.num_heads * call.layer.head_dim;
+  int64_t most = 1;  // tokens of an item
+  for (int64_t i = 0; i < step.num_items; ++i) {
+    const int64_t count = step.tiles[step.items[i].tile].count;
+    if (count > most) most = count;
+  }
+  Thread<E> thread(scratch);
+  const auto compute = [&](int64_t first, int64_t last, void* room) {
+    T* out = static_cast<T*>(room);
+    for (int64_t i = first; i < last; ++i, out += most * width) {
+      Call<T, E> own = call;
+      own.out = out - step.tiles[step.items[i].tile].first * width;
+      attend_item(own, i, i + 1, thread);
+    }
   };
-  const int64_t parts = count < Job::MOST_PARTS ? count : Job::MOST_PARTS;
-  if (!parts) return;
-  Job job = Job::of(parts, Context{&step, &f, count, parts});
-  job.compute = [](const void* context, int64_t part, int64_t thread, void*) {
-    const Context& own = *static_cast<const Context*>(context);
-    float* scratch = own.step->scratch + thread * own.step->scratch_stride;
-    for (int64_t i = part; i < own.count; i += own.parts) (*own.f)(i, scratch);
+  const auto put = [&](int64_t first, int64_t last, void* room) {
+    const int64_t group = width / call.layer.num_kv_heads;
+    const T* out = static_cast<const T*>(room);
+    for (int64_t i = first; i < last; ++i, out += most * width) {
+      const Item& item = step.items[i];
+      const Tile& tile = step.tiles[item.tile];
+      for (int64_t token = 0; token < tile.count; ++token)
+        std::memcpy(call.out + (tile.first + token) * width + item.head * group, out + token * width + item.head * group,
+                    size_t(item.heads * group) * sizeof(T));
+    }
   };
-  run_by_team(job);
+  by_team(step.num_items, 1, size_t(most * width) * sizeof(T), compute, put);
 }
 
 template <class T, class E>
-static void run_in_team(const Call<T, E>& call) {
+static void run_by_team(const Call<T, E>& call) {
   const Step& step = call.step;
-  each_by_team(step, step.num_pieces * call.layer.num_kv_heads, [&](int64_t i, float*) { write_piece(call, i); });
-  each_by_team(step, step.num_items, [&](int64_t i, float* scratch) {
-    Thread<E> thread(scratch);
-    attend_item(call, i, thread);
+  float* scratch = step.scratch + team_thread() * step.scratch_stride;
+  if (step.num_pieces) {
+    by_team(step.num_pieces * call.layer.num_kv_heads, 1, [&](int64_t first, int64_t last) {
+      for (; first < last; ++first) write_piece(call, first);
+    });
+  }
+  constexpr int64_t WRITES = 4;
+  by_team(step.num_items, WRITES, [&](int64_t first, int64_t last) {
+    for (; first < last; ++first) write_item(call, first);
   });
-  each_by_team(step, step.num_joins, [&](int64_t i, float* scratch) { join_item(call, i, scratch); });
+  if (!step.num_joins) return attend_by_team(call, scratch);
+  // Results of single runs lie where whoever joins them finds them.
+  by_team(step.num_items, 1, [&](int64_t first, int64_t last) {
+    Thread<E> thread(scratch);
+    for (; first < last; ++first) attend_item(call, first, step.num_items, thread);
+  });
+  by_team(step.num_joins, 1, [&](int64_t first, int64_t last) {
+    for (; first < last; ++first) join_item(call, first, scratch);
+  });
 }
 
 template <class T, class E>
 static void run(const Call<T, E>& call) {
   const Step& step = call.step;
-  if (leads_team()) return run_in_team(call);
+  if (in_team()) return run_by_team(call);
   const int64_t heads = call.layer.num_kv_heads;
 #pragma omp parallel num_threads(int(step.num_threads)) if (step.num_threads > 1)
   {
@@ -324,7 +362,10 @@ static void run(const Call<T, E>& call) {
       for (int64_t i = 0; i < step.num_pieces * heads; ++i) write_piece(call, i);
     }
 #pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t i = 0; i < step.num_items; ++i) attend_item(call, i, thread);
+    for (int64_t i = 0; i < step.num_items; ++i) {
+      write_item(call, i);
+      attend_item(call, i, i + step.num_threads, thread);
+    }
     if (step.num_joins) {
 #pragma omp barrier
 #pragma omp for schedule(dynamic, 1) nowait

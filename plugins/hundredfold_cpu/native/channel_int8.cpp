@@ -56,63 +56,117 @@ static float quantize_row(const T* x, int64_t k, int64_t block, float norm, floa
 // Multiplications that are not worth a second thread.
 constexpr int64_t SMALL = 1 << 17;
 
-// Few rows times a panel, as a team computes them.
-template <class T>
-struct FewRows : ChannelProduct<T> {
-  void panel(int64_t panel) const { this->m <= FEW_ROWS ? channel_few(*this, panel) : channel_rows<1>(*this, panel); }
-};
-
 // Calls wide(panel) for each P panels, narrow(panel) for each that is left.
-template <int P, class T, class Wide, class Narrow>
-static inline void for_panels(const ChannelProduct<T>& job, Wide wide, Narrow narrow) {
-  const int64_t panels = job.w.panels();
-  // Many at first, so that a thread knows what comes next, and few at last, so that nobody waits long.
-#pragma omp parallel for schedule(guided) if (job.m * job.w.n * job.w.k > SMALL)
-  for (int64_t panel = 0; panel < panels; panel += P) {
-    if (panel + P <= panels) {
-      wide(panel);
-    } else {
-      for (int64_t p = panel; p < panels; ++p) narrow(p);
-    }
+template <int P, class Wide, class Narrow>
+static inline void for_panels(int64_t first, int64_t last, Wide wide, Narrow narrow) {
+  for (; first + P <= last; first += P) wide(first);
+  for (; first < last; ++first) narrow(first);
+}
+
+template <class T>
+static inline void few_panels(const ChannelProduct<T>& job, int64_t first, int64_t last) {
+  for (; first < last; ++first) channel_few(job, first);
+}
+
+template <class T>
+static inline void many_panels(const ChannelProduct<T>& job, int64_t first, int64_t last) {
+#if HF_ISA_NUMBER >= HF_AVX512AMX
+  if (job.m >= UNIT_LEAST) {
+    return for_panels<UNIT_TILES>(first, last, [&](int64_t panel) { unit_rows<UNIT_TILES>(job, panel); },
+                                  [&](int64_t panel) { unit_rows<1>(job, panel); });
   }
+#endif
+  for_panels<PANELS>(first, last, [&](int64_t panel) { channel_rows<PANELS>(job, panel); },
+                     [&](int64_t panel) { channel_rows<1>(job, panel); });
+}
+
+// How many panels that multiplies together.
+static int64_t panels_together(int64_t m) {
+#if HF_ISA_NUMBER >= HF_AVX512AMX
+  if (m >= UNIT_LEAST) return UNIT_TILES;
+#endif
+  return m <= FEW_ROWS ? 1 : PANELS;
+}
+
+// Multiplications that a thread of a team gets at a time: few rows wait for memory, a matrix unit is quick.
+static int64_t share_of(int64_t m) {
+#if HF_ISA_NUMBER >= HF_AVX512AMX
+  if (m >= UNIT_LEAST) return 1 << 20;
+#endif
+  return m <= FEW_ROWS ? 1 << 16 : 1 << 18;
 }
 
 template <class T>
 static void multiply(const ChannelProduct<T>& job) {
+  const int64_t panels = job.w.panels(), together = panels_together(job.m);
   const bool worth_it = job.m * job.w.n * job.w.k > SMALL;
-  if (leads_team() && worth_it) {
-    if (const auto part = TeamPanels<FewRows<T>>::of({job}); part.fits()) return part.run();
+  if (in_team()) {
+    return panels_by_team(job, together, share_of(job.m), [](const ChannelProduct<T>& own, int64_t first, int64_t last) {
+      own.m <= FEW_ROWS ? few_panels(own, first, last) : many_panels(own, first, last);
+    });
   }
   if (job.m <= FEW_ROWS) {
-    const int64_t panels = job.w.panels(), at_once = 1 + SMALL / (job.m * job.w.k * PANEL);
+    const int64_t at_once = 1 + SMALL / (job.m * job.w.k * PANEL);
 #pragma omp parallel for schedule(dynamic, at_once) if (worth_it)
-    for (int64_t panel = 0; panel < panels; ++panel) channel_few(job, panel);
+    for (int64_t panel = 0; panel < panels; ++panel) few_panels(job, panel, panel + 1);
     return;
   }
-#if HF_ISA_NUMBER >= HF_AVX512AMX
-  if (job.m >= UNIT_LEAST) {
-    return for_panels<UNIT_TILES>(job, [&](int64_t panel) { unit_rows<UNIT_TILES>(job, panel); },
-                                  [&](int64_t panel) { unit_rows<1>(job, panel); });
+  // Many at first, so that a thread knows what comes next, and few at last, so that nobody waits long.
+#pragma omp parallel for schedule(guided) if (worth_it)
+  for (int64_t panel = 0; panel < panels; panel += together)
+    many_panels(job, panel, panel + together < panels ? panel + together : panels);
+}
+// Rows of codes and their scales, in memory of somebody's.
+struct RowCodes {
+  int64_t stride;
+  Code* codes;
+  float* scales;
+
+  RowCodes(int64_t k, void* memory, int64_t rows)
+      : stride(codes_stride(k)), codes(static_cast<Code*>(memory)), scales(reinterpret_cast<float*>(codes + rows * stride)) {}
+
+  static size_t bytes(int64_t k, int64_t rows) {
+    return size_t(rows) * (size_t(codes_stride(k)) * sizeof(Code) + sizeof(float));
   }
-#endif
-  for_panels<PANELS>(job, [&](int64_t panel) { channel_rows<PANELS>(job, panel); },
-                     [&](int64_t panel) { channel_rows<1>(job, panel); });
+  template <class T>
+  void take(const ChannelWeight& w, const T* x, int64_t row) const {
+    const int64_t padded = up(w.k, LANES);
+    float* scratch = static_cast<float*>(workspace(Workspace::PANEL, size_t(padded) * sizeof(float)));
+    Code* own = codes + row * stride;
+    scales[row] = quantize_row(x, w.k, w.block, w.norm, scratch, own);
+    if (padded < stride) std::memset(own + padded, 0, size_t(stride - padded) * sizeof(Code));
+  }
+};
+
+// By a team, for all of it to read.
+template <class T>
+static RowCodes quantize_by_team(const ChannelWeight& w, const T* x, int64_t x_stride, int64_t m) {
+  constexpr int64_t SHARE = 1 << 11;  // numbers that a thread gets at a time
+  const int64_t rows = up(m, ROWS_AT_ONCE);
+  const RowCodes all(w.k, team_workspace(RowCodes::bytes(w.k, rows)), rows);
+  const auto compute = [&](int64_t first, int64_t last, void* room) {
+    const RowCodes own(w.k, room, last - first);
+    for (int64_t row = first; row < last; ++row) own.take(w, x + row * x_stride, row - first);
+  };
+  const auto put = [&](int64_t first, int64_t last, void* room) {
+    const RowCodes own(w.k, room, last - first);
+    std::memcpy(all.codes + first * all.stride, own.codes, size_t((last - first) * all.stride) * sizeof(Code));
+    std::memcpy(all.scales + first, own.scales, size_t(last - first) * sizeof(float));
+  };
+  by_team(m, 1 + SHARE / w.k, RowCodes::bytes(w.k, 1), compute, put);
+  return all;
 }
 
 template <class T>
 static void channel_int8(const ChannelWeight& w, const T* x, int64_t x_stride, int64_t m, T* y, int64_t y_stride) {
-  const int64_t padded = up(w.k, LANES), stride = codes_stride(w.k), rows = up(m, ROWS_AT_ONCE);
-  const size_t bytes = size_t(rows) * (size_t(stride) * sizeof(Code) + sizeof(float));
-  Code* codes = static_cast<Code*>(workspace(Workspace::INPUTS, bytes));
-  float* scales = reinterpret_cast<float*>(codes + rows * stride);
+  const auto multiply_all = [&](const RowCodes& in) { multiply<T>({w, in.codes, in.stride, in.scales, m, y, y_stride}); };
+  // Few rows each thread of a team takes for itself, which is quicker than waiting for the others.
+  if (in_team() && m > FEW_ROWS) return multiply_all(quantize_by_team(w, x, x_stride, m));
+  const int64_t rows = up(m, ROWS_AT_ONCE);
+  const RowCodes in(w.k, workspace(Workspace::INPUTS, RowCodes::bytes(w.k, rows)), rows);
 #pragma omp parallel for if (m > FEW_ROWS && m * w.k > SMALL / 8)
-  for (int64_t row = 0; row < m; ++row) {
-    float* scratch = static_cast<float*>(workspace(Workspace::PANEL, size_t(padded) * sizeof(float)));
-    Code* own = codes + row * stride;
-    scales[row] = quantize_row(x + row * x_stride, w.k, w.block, w.norm, scratch, own);
-    if (padded < stride) std::memset(own + padded, 0, size_t(stride - padded) * sizeof(Code));
-  }
-  multiply<T>({w, codes, stride, scales, m, y, y_stride});
+  for (int64_t row = 0; row < m; ++row) in.take(w, x + row * x_stride, row);
+  multiply_all(in);
 }
 
 }  // namespace HF_ISA

@@ -1,14 +1,28 @@
 // Norms, rotation and gated activations: float32 or bfloat16 in memory, float32 in between, rounded once.
 //
 // Each row is one item and its sums have one order, so that neither other rows nor threads change its bits.
+#include "team.h"
 #include "vec_math.h"
 #include "words.h"
 
 namespace HF_ISA {
 
-constexpr int64_t SERIAL = 1 << 14;  // elements below which waking other threads costs more than it saves
+constexpr int64_t SERIAL = 1 << 14;     // elements below which waking other threads costs more than it saves
+constexpr int64_t TEAM_SHARE = 1 << 11;  // elements that a thread of a team gets at a time
 
 static int64_t rows_at_once(int64_t rows) { return rows > 256 ? 16 : 4; }
+
+// f(row) for all rows, of so many elements each.
+template <class F>
+static void for_rows(int64_t rows, int64_t elements, const F& f) {
+  if (in_team()) {
+    return by_team(rows, 1 + TEAM_SHARE / elements, [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; ++row) f(row);
+    });
+  }
+#pragma omp parallel for schedule(dynamic, rows_at_once(rows)) if (rows * elements > SERIAL)
+  for (int64_t row = 0; row < rows; ++row) f(row);
+}
 
 // 1 / sqrt(mean(x^2) + eps)
 template <class T>
@@ -35,12 +49,11 @@ template <class T>
 static void rms_norm(const T* x, int64_t tokens, int64_t heads, int64_t token_stride, int64_t head_stride, int64_t n,
                      const float* weight, float eps, T* out, int64_t out_token_stride, int64_t out_head_stride) {
   const int64_t rows = tokens * heads;
-#pragma omp parallel for schedule(dynamic, rows_at_once(rows)) if (rows * n > SERIAL)
-  for (int64_t row = 0; row < rows; ++row) {
+  for_rows(rows, n, [&](int64_t row) {
     const int64_t token = row / heads, head = row % heads;
     norm_row(x + token * token_stride + head * head_stride, n, weight, eps,
              out + token * out_token_stride + head * out_head_stride);
-  }
+  });
 }
 
 template <class T>
@@ -51,19 +64,17 @@ static void add_row(T* sum_of, const T* added, int64_t n) {
 
 template <class T>
 static void add_rows(T* residual, int64_t residual_stride, const T* x, int64_t stride, int64_t rows, int64_t n) {
-#pragma omp parallel for schedule(dynamic, rows_at_once(rows)) if (rows * n > SERIAL)
-  for (int64_t row = 0; row < rows; ++row) add_row(residual + row * residual_stride, x + row * stride, n);
+  for_rows(rows, n, [&](int64_t row) { add_row(residual + row * residual_stride, x + row * stride, n); });
 }
 
 template <class T>
 static void add_rms_norm(T* residual, int64_t residual_stride, const T* x, int64_t stride, int64_t rows, int64_t n,
                          const float* weight, float eps, T* out, int64_t out_stride) {
-#pragma omp parallel for schedule(dynamic, rows_at_once(rows)) if (rows * n > SERIAL)
-  for (int64_t row = 0; row < rows; ++row) {
+  for_rows(rows, n, [&](int64_t row) {
     T* sum_of = residual + row * residual_stride;
     add_row(sum_of, x + row * stride, n);
     norm_row(sum_of, n, weight, eps, out + row * out_stride);
-  }
+  });
 }
 
 // Pairs that lie `dim / 2` apart; `angles` holds cosine and sine of each.
@@ -110,14 +121,13 @@ static void rotate_pairs(T* x, int64_t heads, int64_t stride, int64_t dim, const
 template <class T>
 static void rotate(T* x, int64_t tokens, int64_t heads, int64_t token_stride, int64_t head_stride, int64_t dim,
                    int64_t pairs, const float* angles) {
-#pragma omp parallel for schedule(dynamic, rows_at_once(tokens)) if (tokens * heads * dim > SERIAL)
-  for (int64_t token = 0; token < tokens; ++token) {
+  for_rows(tokens, heads * dim, [&](int64_t token) {
     T* own = x + token * token_stride;
     if (pairs)
       rotate_pairs(own, heads, head_stride, dim, angles + token * dim);
     else
       rotate_halves(own, heads, head_stride, dim, angles + token * dim);
-  }
+  });
 }
 
 struct Silu {
@@ -180,11 +190,10 @@ static void gated_row(const uint16_t* gate, const uint16_t* up, int64_t n, uint1
 
 template <class Gate, class T>
 static void gated(const T* x, int64_t rows, int64_t stride, int64_t n, T* out, int64_t out_stride) {
-#pragma omp parallel for schedule(dynamic, rows_at_once(rows)) if (rows * n > SERIAL)
-  for (int64_t row = 0; row < rows; ++row) {
+  for_rows(rows, n, [&](int64_t row) {
     const T* own = x + row * stride;
     gated_row<Gate>(own, own + n, n, out + row * out_stride);
-  }
+  });
 }
 
 template <class T>

@@ -106,34 +106,42 @@ struct GroupedProduct {
   }
 };
 
-// Few rows times a panel, as a team computes them.
-template <int BITS, class T>
-struct FewRows : GroupedProduct<T> {
-  void panel(int64_t panel) const { GroupedProduct<T>::template panel<BITS>(panel); }
-};
+// Multiplications that a thread of a team gets at a time.
+constexpr int64_t TEAM_SHARE = 1 << 16, TEAM_SHARE_OF_MANY = 1 << 18;
 
 template <int BITS, class T>
 static void grouped(const GroupedWeight& w, const T* x, int64_t x_stride, int64_t m, T* y, int64_t y_stride) {
   using Code = InputCode<BITS>;
   const bool few = m <= FEW_INPUTS;
-  const int64_t padded = few ? m : up(m, ROW_TILE);
-  void* memory = workspace(Workspace::INPUTS, Inputs::bytes(w, sizeof(Code), padded));
+  const int64_t padded = few ? m : up(m, ROW_TILE), panels = w.panels();
+  const size_t bytes = Inputs::bytes(w, sizeof(Code), padded);
+  void* memory = in_team() && !few ? team_workspace(bytes) : workspace(Workspace::INPUTS, bytes);
   const Inputs in = Inputs::in(memory, w, sizeof(Code), padded);
-  for (int64_t row = m; row < padded; ++row) in.leave_out(w, row);
   const GroupedProduct<T> job{w, in, m, y, y_stride};
+  const auto quantize_bands = [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; row += BAND)
+      quantize_rows<Code>(w, x, x_stride, in, row, m - row < BAND ? m - row : BAND);
+    for (int64_t row = m; last == m && row < padded; ++row) in.leave_out(w, row);
+  };
   if (few) {
     for (int64_t row = 0; row < m; ++row) quantize_row<Code>(w, x + row * x_stride, in, row);
   }
-  if (few && leads_team() && m * w.n * w.k > SMALL) {
-    if (const auto part = TeamPanels<FewRows<BITS, T>>::of({job}); part.fits()) return part.run();
+  if (in_team()) {
+    if (!few) {
+      by_team((m + BAND - 1) / BAND, 1, [&](int64_t first, int64_t last) {
+        quantize_bands(first * BAND, last * BAND < m ? last * BAND : m);
+      });
+    }
+    return panels_by_team(job, 1, few ? TEAM_SHARE : TEAM_SHARE_OF_MANY, [](const GroupedProduct<T>& own, int64_t first, int64_t last) {
+      for (; first < last; ++first) own.template panel<BITS>(first);
+    });
   }
-  const int64_t panels = w.panels(), at_once = 1 + SHARE / (m * w.k * PANEL);
+  const int64_t at_once = 1 + SHARE / (m * w.k * PANEL);
 #pragma omp parallel if (m * w.n * w.k > SMALL)
   {
     if (!few) {
 #pragma omp for schedule(static)
-      for (int64_t row = 0; row < m; row += BAND)
-        quantize_rows<Code>(w, x, x_stride, in, row, m - row < BAND ? m - row : BAND);
+      for (int64_t row = 0; row < m; row += BAND) quantize_bands(row, m - row < BAND ? m : row + BAND);
     }
 #pragma omp for schedule(dynamic, at_once) nowait
     for (int64_t panel = 0; panel < panels; ++panel) job.template panel<BITS>(panel);

@@ -1,6 +1,7 @@
 // Rows of a table by their numbers: embeddings in the form that the checkpoint has, angles by position.
 //
 // The arithmetic is that of hundredfold.plugin.dequantize, rounded where that rounds, so the bits are the same.
+#include "team.h"
 #include "vec_math.h"
 #include "words.h"
 
@@ -49,8 +50,8 @@ static void grouped_row(const Table& table, int64_t row, T* out) {
 }
 
 template <class T>
-static void lookup(const Table& table, const int64_t* ids, int64_t rows, T* out, int64_t out_stride) {
-  for (int64_t i = 0; i < rows; ++i) {
+static void lookup(const Table& table, const int64_t* ids, int64_t first, int64_t last, T* out, int64_t out_stride) {
+  for (int64_t i = first; i < last; ++i) {
     T* own = out + i * out_stride;
     if (ids[i] < 0 || ids[i] >= table.rows) {  // what comes of it is no number, which ends that row's request
       for (int64_t d = 0; d < table.columns; d += LANES)
@@ -72,6 +73,14 @@ static void lookup(const Table& table, const int64_t* ids, int64_t rows, T* out,
         put_part(own + d, mul(get_part(own + d, table.columns - d), factor), table.columns - d);
     }
   }
+}
+
+constexpr int64_t TEAM_SHARE = 1 << 11;  // columns that a thread of a team gets at a time
+
+template <class T>
+static void lookup(const Table& table, const int64_t* ids, int64_t rows, T* out, int64_t out_stride) {
+  if (!in_team()) return lookup(table, ids, 0, rows, out, out_stride);
+  by_team(rows, 1 + TEAM_SHARE / table.columns, [&](int64_t first, int64_t last) { lookup(table, ids, first, last, out, out_stride); });
 }
 
 }  // namespace HF_ISA

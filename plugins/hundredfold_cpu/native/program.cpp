@@ -44,9 +44,8 @@ int64_t block_size(int64_t rows) {
   return best;
 }
 
-void run_whole(const Call& call, int64_t rows) {
+void set_rows(const Call& call, int64_t rows) {
   if (call.rows_at >= 0) call.words[call.rows_at] = rows;
-  call.function(call.words);
 }
 
 // A thread takes its rows through all calls: what one writes, the next finds in the same processor's cache.
@@ -67,31 +66,34 @@ void run_blocks(const Call* calls, int64_t count, int64_t rows) {
 
 struct List {
   const Call* calls;
-  int64_t count, rows;
+  int64_t count;
 };
 
-void run_list(const void* words) {
+void make_calls(const void* words) {
   const List& list = *static_cast<const List*>(words);
-  for (int64_t i = 0; i < list.count; ++i) run_whole(list.calls[i], list.rows);
+  for (int64_t i = 0; i < list.count; ++i) list.calls[i].function(list.calls[i].words);
 }
 
 }  // namespace
 
-// Up to `team_rows` rows a team goes through all calls: then every kernel among them has to know teams, see team.h.
-extern "C" __attribute__((visibility("default"))) void hf_run(const Call* calls, int64_t count, int64_t rows,
-                                                              int64_t team_rows) {
-  if (rows <= team_rows) {
-    const List list{calls, count, rows};
-    return with_team(threads(), run_list, &list);
+// `by_team`: every kernel among the calls knows teams, see team.h.
+extern "C" __attribute__((visibility("default"))) void hf_run(const Call* calls, int64_t count, int64_t rows, int64_t by_team) {
+  const bool many = rows >= MANY_ROWS && rows >= LEAST * threads();
+  if (by_team && !many) {
+    for (int64_t i = 0; i < count; ++i) set_rows(calls[i], rows);
+    const List list{calls, count};
+    return with_team(threads(), make_calls, &list);
   }
   for (int64_t i = 0; i < count;) {
     int64_t end = i;
-    while (end < count && calls[end].per_row) ++end;
-    if (end == i || rows < MANY_ROWS || rows < LEAST * threads()) {
-      run_whole(calls[i++], rows);
-    } else {
+    while (many && end < count && calls[end].per_row) ++end;
+    if (end > i) {
       run_blocks(calls + i, end - i, rows);
       i = end;
+    } else {
+      set_rows(calls[i], rows);
+      calls[i].function(calls[i].words);
+      ++i;
     }
   }
 }

@@ -1,4 +1,4 @@
-// A product of few rows as a team computes it: some panels at a time.
+// A product as a team computes it: some panels at a time.
 #pragma once
 
 #include <cstring>
@@ -9,45 +9,37 @@
 
 namespace HF_ISA {
 
-// Multiplications that a thread of a team gets at a time: panels one after the other are what memory is quickest at.
-constexpr int64_t TEAM_SHARE = 1 << 17;
+constexpr int64_t LINE = 64;  // bytes of the cache
 
-// P is a product with `w`, `m`, `y` and `y_stride` that computes panels one by one.
-template <class P>
-struct TeamPanels {
-  P whole;
-  int64_t at_once;
+// Rows are short: a call for each would take longer than its copy.
+static inline void copy_row(const void* from, int64_t bytes, void* to) {
+  int64_t done = 0;
+  for (; done + LINE <= bytes; done += LINE) std::memcpy(static_cast<char*>(to) + done, static_cast<const char*>(from) + done, LINE);
+  if (done < bytes) std::memcpy(static_cast<char*>(to) + done, static_cast<const char*>(from) + done, size_t(bytes - done));
+}
 
+// compute(product, first, last) of panels, where P is a product with `w`, `m`, `y` and `y_stride`. A part is so many times
+// `together` panels that they have about `share` multiplications.
+template <class P, class F>
+static void panels_by_team(const P& whole, int64_t together, int64_t share, const F& compute) {
   using Element = std::remove_pointer_t<decltype(P::y)>;
-  int64_t columns() const { return at_once * PANEL; }
-
-  static void compute(const void* context, int64_t part, int64_t, void* room) {
-    const TeamPanels& own = *static_cast<const TeamPanels*>(context);
-    const int64_t first = part * own.at_once, panels = own.whole.w.panels();
-    P job = own.whole;
-    job.y = static_cast<Element*>(room) - first * PANEL, job.y_stride = own.columns();
-    for (int64_t panel = first; panel < first + own.at_once && panel < panels; ++panel) job.panel(panel);
-  }
-  static void put(const void* context, int64_t part, const void* room) {
-    const TeamPanels& own = *static_cast<const TeamPanels*>(context);
-    const P& whole = own.whole;
-    const int64_t first = part * own.columns(), left = whole.w.n - first, count = left < own.columns() ? left : own.columns();
+  const int64_t panels = whole.w.panels(), groups = (panels + together - 1) / together, columns = together * PANEL;
+  const auto compute_part = [&](int64_t first, int64_t last, void* room) {
+    P own = whole;
     for (int64_t row = 0; row < whole.m; ++row)
-      std::memcpy(whole.y + row * whole.y_stride + first, static_cast<const Element*>(room) + row * own.columns(),
-                  size_t(count) * sizeof(Element));
-  }
-  static TeamPanels of(const P& whole) {
-    const int64_t least = (whole.w.panels() + Job::MOST_PARTS - 1) / Job::MOST_PARTS;
-    const int64_t wanted = 1 + TEAM_SHARE / (whole.m * whole.w.k * PANEL);
-    return {whole, wanted < least ? least : wanted};
-  }
-  // Whether its result has room.
-  bool fits() const { return columns() * whole.m * int64_t(sizeof(Element)) <= int64_t(Job::ROOM); }
-  void run() const {
-    Job job = Job::of((whole.w.panels() + at_once - 1) / at_once, *this);
-    job.compute = compute, job.put = put;
-    run_by_team(job);
-  }
-};
+      for (int64_t column = first * columns; column < last * columns; column += LINE / int64_t(sizeof(Element)))
+        expect_write(whole.y + row * whole.y_stride + column);
+    own.y_stride = (last - first) * columns, own.y = static_cast<Element*>(room) - first * columns;
+    compute(own, first * together, last * together < panels ? last * together : panels);
+  };
+  const auto put = [&](int64_t first, int64_t last, void* room) {
+    const int64_t stride = (last - first) * columns, end = last * columns < whole.w.n ? last * columns : whole.w.n;
+    for (int64_t row = 0; row < whole.m; ++row)
+      copy_row(static_cast<const Element*>(room) + row * stride, (end - first * columns) * int64_t(sizeof(Element)),
+               whole.y + row * whole.y_stride + first * columns);
+  };
+  const int64_t each = 1 + share / (whole.m * whole.w.k * columns);
+  by_team(groups, each, size_t(whole.m * columns) * sizeof(Element), compute_part, put);
+}
 
 }  // namespace HF_ISA

@@ -1,7 +1,7 @@
 // See workspace.h.
 #include "workspace.h"
 
-#include "team.h"
+#include <sys/mman.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +9,12 @@
 namespace {
 
 constexpr size_t LINE = 64;
+constexpr size_t RESERVED = size_t(1) << 32;  // addresses only: memory is taken at the first touch
+
+[[noreturn]] void end(size_t bytes) {
+  std::fprintf(stderr, "out of memory: a kernel needs %zu bytes to work in\n", bytes);
+  std::abort();
+}
 
 struct Buffer {
   void* memory = nullptr;
@@ -23,14 +29,18 @@ thread_local Buffer buffers[size_t(Workspace::COUNT)];
 void* workspace(Workspace kind, size_t bytes) {
   Buffer& own = buffers[size_t(kind)];
   if (own.bytes < bytes) {
-    if (leads_team()) wait_for_late();
     std::free(own.memory);
     own.bytes = (bytes + LINE - 1) / LINE * LINE;
     own.memory = std::aligned_alloc(LINE, own.bytes);
-    if (!own.memory) {
-      std::fprintf(stderr, "out of memory: a kernel needs %zu bytes to work in\n", own.bytes);
-      std::abort();
-    }
+    if (!own.memory) end(own.bytes);
   }
   return own.memory;
+}
+
+// It never moves, so who is late reads from it whatever others need by then.
+void* team_workspace(size_t bytes) {
+  static void* const reserved =
+      mmap(nullptr, RESERVED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED || bytes > RESERVED) end(bytes);
+  return reserved;
 }
