@@ -1,9 +1,10 @@
 """Memory under load for a long time: ``make soak``, or ``ARGS='--minutes 5 --json FILE'``.
 
-Starts worker, scheduler, tokenizer and gateway, sends requests of all kinds at ``--rate`` through door and
-gateway (some are cancelled), and samples each process's resident memory. Prints where each stood after the
-settling time and at the end, its slope with a 95 % bound, and the worker's height beside what it announced at
-start. Exit code 1 when one grows, a request fails or the worker holds more than it said.
+Starts worker, scheduler, tokenizer and gateway as ``make up`` does, sends requests of all kinds at ``--rate``
+through door and gateway (some are cancelled; prompts are short, long, alike at the begin or full of copies),
+among them crowds of 1 to ``--burst`` at once, and samples each process's resident memory. Prints where each
+stood after the settling time and at the end, its slope with a 95 % bound, and the worker's height beside what
+it announced at start. Exit code 1 when one grows, a request fails or the worker holds more than it said.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from hundredfold.models import DEFAULT_MODEL
 SAMPLE_S = 5.0
 MOST_OVER = 0.10
 """Of what the worker announced: what it may hold beyond."""
+AS_MAKE_UP = ("--kv-cache-dtype=int8", "--quantization=fast")
+CROWD_EVERY_S = 30.0
 WORDS = (
     "the river of a small town where light comes slowly over hills; people talk of bread, rain, time".split()
 )
@@ -59,19 +62,26 @@ class Soak:
         self._rate = rate
         self._random = random.Random(seed)
         self._output_len = output_len
+        self._prefix = " ".join(self._random.choices(WORDS, k=300))
         self._processes = {name: psutil.Process(process.pid) for name, process in stack.processes.items()}
 
     async def run(self, seconds: float, burst: int) -> None:
-        """A burst to reach every buffer's height, then single requests at their times, then a burst again."""
+        """A burst to reach every buffer's height, then single requests at their times and crowds among them,
+        then a burst again.
+        """
         async with AsyncClient(self._stack.door) as client:
             sampler = asyncio.create_task(self._sample())
             await self._together(client, burst)
-            begun, running = time.monotonic(), set()
-            while time.monotonic() - begun < seconds:
-                await asyncio.sleep(self._random.expovariate(self._rate))
-                if len(running) < max(8, burst):  # a machine that is too slow gets less
+            begun, running = time.monotonic(), set[asyncio.Task[None]]()
+            crowd_at = begun
+            while (now := time.monotonic()) < begun + seconds:
+                arrivals = 1
+                if now >= crowd_at:
+                    crowd_at, arrivals = now + CROWD_EVERY_S, round(burst ** self._random.random())
+                for _ in range(min(arrivals, max(8, burst) - len(running))):  # a slow machine gets less
                     running.add(task := asyncio.create_task(self._one(client)))
                     task.add_done_callback(running.discard)
+                await asyncio.sleep(self._random.expovariate(self._rate))
             await asyncio.gather(*running)
             await self._together(client, burst)
             sampler.cancel()
@@ -80,14 +90,23 @@ class Soak:
         await asyncio.gather(*(self._one(client) for _ in range(count)))
 
     async def _one(self, client: AsyncClient) -> None:
-        text = " ".join(self._random.choices(WORDS, k=self._random.randint(4, 90)))
-        length = self._random.randint(1, self._output_len)
+        text = self._text()
+        length = self._random.randint(1, self._output_len * self._random.choice((1, 1, 1, 8)))
         kind = self._random.choice(("stream", "once", "leaves", "http", "http stream", "stops"))
         try:
             await self._send(client, kind, text, length)
         except Exception as error:
             kind = f"{kind}: {type(error).__name__}: {error}"[:200]
         self.outcomes[kind] += 1
+
+    def _text(self) -> str:
+        words = self._random.choices(WORDS, k=self._random.randint(4, 90))
+        kind = self._random.choices(("short", "prefix", "copies", "long"), (6, 2, 2, 1))[0]
+        if kind == "prefix":
+            return self._prefix + " " + " ".join(words)
+        if kind == "long":
+            return " ".join(self._random.choices(WORDS, k=self._random.randint(400, 1500)))
+        return " ".join(words[:12] * 8 if kind == "copies" else words)
 
     async def _send(self, client: AsyncClient, kind: str, text: str, length: int) -> None:
         if kind == "once":
@@ -152,13 +171,15 @@ def main() -> int:
     parser.add_argument("--settle", type=float, default=0.25, help="share of the time that does not count")
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--rate", type=float, default=2, help="requests a second")
-    parser.add_argument("--burst", type=int, default=64, help="requests at once at the begin and the end")
+    parser.add_argument("--burst", type=int, default=256, help="most requests at once")
     parser.add_argument("--output-len", type=int, default=32, help="of the longest answers")
+    parser.add_argument("--worker-flag", action="append", default=[], metavar="FLAG", help="beside make up's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write figures and samples here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hundredfold-soak-") as directory:
-        stack = ProfiledStack(args.model, Path(directory), 256, None, with_gateway=True)
+        flags = {"worker": [*AS_MAKE_UP, *args.worker_flag]}
+        stack = ProfiledStack(args.model, Path(directory), 256, None, flags, with_gateway=True)
         with stack.running():
             soak = Soak(stack, args.rate, args.seed, args.output_len)
             asyncio.run(soak.run(args.minutes * 60, args.burst))
