@@ -83,9 +83,10 @@ class SchedulerSettings(ServiceSettings):
 
     run_ahead_ms: Annotated[float, Field(ge=0, le=1000)] = 32.0
     """Milliseconds that short steps may go on in one plan, when nobody waits and no prompt is under way: what
-    a plan and its result cost is then paid once for several tokens of a sequence, which arrive together; a
-    request that comes meanwhile starts as much later at most. The default gives text thirty times a second; 0
-    for one token at a time.
+    a plan and its result cost is then paid once for several tokens of a sequence, which arrive together. A
+    request that comes meanwhile starts after the step that runs. The default gives text thirty times a second
+    where few requests run. Where many do it is up to 100 ms, for their text rests at the door; 0 for a token
+    at a time.
     """
 
     max_unread_bytes: Annotated[int, Field(ge=64 * 1024)] = 64 * MIB

@@ -33,6 +33,7 @@ class DeviceLoop:
         self._had_work = False
         self._untold: tuple[Session, StepResult] | None = None
         engine.before_kernels = self._tell
+        engine.newcomers_wait = self._newcomers_wait
 
     def run(self) -> None:
         """Carry out orders."""
@@ -69,8 +70,12 @@ class DeviceLoop:
             (session, result), self._untold = self._untold, None
             session.answer(result)
 
+    def _newcomers_wait(self) -> bool:
+        return self._session is not None and self._session.newcomers_wait
+
     def _compute(self, order: Run, waited_from: float) -> None:
         session = order.session
+        session.begin(order.plan)
         if session is not self._session or not session.alive:
             self._tell()
             return

@@ -62,13 +62,17 @@ Inbox = SimpleQueue[Order]
 
 
 class Session:
-    """Made on the gRPC thread. Only ``answer`` and ``alive`` are for the device thread."""
+    """Made on the gRPC thread. For the device thread are only ``begin``, ``newcomers_wait``, ``answer`` and
+    ``alive``.
+    """
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
         self._answers: asyncio.Queue[StepResult | Leaving | Exception] = asyncio.Queue()
         self._room = asyncio.Semaphore(MAX_PLANS_QUEUED)
+        self._brought = self._begun = 0
+        """Plans with new sequences, handed down and begun: each is counted by one thread alone."""
         self.alive = True
         """Whether the scheduler is still there; a plan of a dead session is not computed."""
         inbox.put(Begin(self))
@@ -79,6 +83,7 @@ class Session:
 
     def plan(self, plan: StepPlan, traceparents: dict[int, str]) -> None:
         """Hand a plan down; ``room`` was waited for."""
+        self._brought += bool(plan.new_sequences)
         self._inbox.put(Run(self, plan, traceparents))
 
     async def next_answer(self) -> StepResult | Leaving:
@@ -106,6 +111,15 @@ class Session:
         """The stream is over."""
         self.alive = False
         self._inbox.put(End(self))
+
+    def begin(self, plan: StepPlan) -> None:
+        """From the device thread: a plan's turn has come."""
+        self._begun += bool(plan.new_sequences)
+
+    @property
+    def newcomers_wait(self) -> bool:
+        """For the device thread: whether a plan that has yet to begin brings sequences."""
+        return self._brought > self._begun
 
     def answer(self, answer: StepResult | Exception) -> None:
         """From the device thread: a result, or why there will be no more."""

@@ -140,8 +140,10 @@ class FakeWorker:
     branched: dict[int, Held] = field(default_factory=dict)
     content: list[list[int | None]] = field(init=False)
     luck: random.Random = field(default_factory=lambda: random.Random(0))
-    most_repeats: int = 0
     """Decides how many drafts are tried, and how many of them are right."""
+    share_cut: float = 0.2
+    """Of plans that go on, how many end early."""
+    most_repeats: int = 0
 
     def __post_init__(self) -> None:
         self.content = [[None] * self.block_size for _ in range(self.num_blocks)]
@@ -248,8 +250,9 @@ class FakeWorker:
         num_tokens += sum(allowed)
         _require(num_tokens <= self.max_num_batched_tokens, f"{num_tokens} tokens in a pass")
         self.most_repeats = max(self.most_repeats, plan.num_repeats)
-        # A pass with drafts is the last one.
-        repeats = self.luck.randint(0, plan.num_repeats) if any(allowed) else plan.num_repeats
+        # A pass with drafts is the last one, and so is one while the next plan brings sequences.
+        is_cut = any(allowed) or (plan.num_repeats and self.luck.random() < self.share_cut)
+        repeats = self.luck.randint(0, plan.num_repeats) if is_cut else plan.num_repeats
         repeated = 0
         computed, counts, ids, drafted = array("I"), array("I"), array("I"), array("I")
         ends: list[RowEnd] = []

@@ -5,11 +5,12 @@ sleeping.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hundredfold_scheduler.core.intake import QueueLimits
 from hundredfold_scheduler.core.integrity import check_all
@@ -92,6 +93,14 @@ class Echo:
         repeats = min(plan.num_repeats, max(0, *counts) - 1) if plan.num_repeats else 0
         return StepResult(plan.step, computed, counts, [7] * sum(counts), ends, num_repeats=max(0, repeats))
 
+    def held(self, plan: StepPlan) -> dict[int, _Held]:
+        """What is held of a plan's rows now, to ``take_back`` the plan later."""
+        return {slot: replace(self._held[slot]) for slot in plan.slots if slot in self._held}
+
+    def take_back(self, before: dict[int, _Held]) -> None:
+        """The last plan was not carried out."""
+        self._held |= before
+
 
 @dataclass(slots=True)
 class Life:
@@ -133,6 +142,8 @@ class Simulation:
         self.worker = self.scheduler.connect("worker", limits, 0.0)
         self._echo = Echo()
         self._results: deque[tuple[float, StepResult]] = deque()
+        self._before: dict[int, _Held] = {}
+        """What was held before the last plan."""
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = 0
 
@@ -182,12 +193,31 @@ class Simulation:
 
     def _plan_ahead(self) -> None:
         while (plan := self.scheduler.plan(self.worker, self.now)) is not None:
-            start = max(self.now, self._results[-1][0] if self._results else 0.0)
-            result = self._echo.step(plan)
-            seconds = self.cost.seconds(plan, result)
-            result.step_us = round(seconds * 1e6)
-            self.steps.append((start, start + seconds, plan))
-            self._results.append((start + seconds, result))
+            if plan.new_sequences and self._results:
+                self._end_soon()
+            self._carry_out(plan, max(self.now, self._results[-1][0] if self._results else 0.0))
+
+    def _carry_out(self, plan: StepPlan, start: float) -> None:
+        self._before = self._echo.held(plan)
+        result = self._echo.step(plan)
+        seconds = self.cost.seconds(plan, result)
+        result.step_us = round(seconds * 1e6)
+        self.steps.append((start, start + seconds, plan))
+        self._results.append((start + seconds, result))
+
+    def _end_soon(self) -> None:
+        """The plan before one that brings sequences ends with the pass that runs."""
+        start, end, plan = self.steps[-1]
+        _, result = self._results[-1]
+        pass_s = (end - start) / (1 + result.num_repeats)
+        passes = max(1, math.ceil((self.now - start) / pass_s))
+        if passes > result.num_repeats:
+            return
+        self.steps.pop()
+        self._results.pop()
+        self._echo.take_back(self._before)
+        num_tokens = [min(passes, count) for count in plan.num_tokens]
+        self._carry_out(replace(plan, num_tokens=num_tokens, num_repeats=passes - 1, new_sequences=[]), start)
 
     def _read(self) -> None:
         batch = self.replica.outbox.drain()

@@ -134,6 +134,9 @@ class Scheduler:
         state.totals.prompt_tokens += request.lead.prompt_len
         self._observer.submitted(request)
         self._replay.settle(request, now)
+        for worker in state.workers.values():
+            if worker.called_at is None:
+                worker.called_at = now
         return request
 
     def cancel(self, attachment: Attachment, stream_id: int, now: float) -> None:
@@ -178,6 +181,7 @@ class Scheduler:
             return None
         plan = self._planner.plan(worker, now)
         if plan is not None:
+            worker.called_at = None
             self._observer.planned(plan, worker.in_flight[-1].rows)
         return plan
 

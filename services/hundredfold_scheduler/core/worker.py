@@ -125,18 +125,24 @@ class Worker:
     """Number of the last plan of prompts alone that left the decodes to the next one."""
     prompts_left_s: float = 0.0
     """Of what prompts may take in that one and the next one together, what they left."""
+    called_at: float | None = None
+    """When the first request came since the last plan was made."""
     gathers_since: float | None = None
     """Since when it is idle with requests waiting, to begin with more of them."""
 
     def plans_from(self) -> float:
         """When the next plan may be made. Who comes while a long step runs is to be in the next one: that is
-        planned shortly before it can begin, or when the result is in, whatever comes first.
+        planned shortly before it can begin, or when the result is in, whatever comes first. A plan that goes
+        on ends with the pass that runs when somebody comes.
         """
         if not self.in_flight or not self.in_flight[0].takes_s:
             return 0.0
         step = self.in_flight[0]
-        lead_s = max(LEAD_S, self.lead * step.takes_s)
-        return max(step.sent_at, self.last_result_at) + step.takes_s - lead_s
+        begun, takes_s = max(step.sent_at, self.last_result_at), step.takes_s
+        if step.num_repeats and self.called_at is not None:
+            pass_s = takes_s / (1 + step.num_repeats)
+            takes_s = min(takes_s, pass_s * max(1, math.ceil((self.called_at - begun) / pass_s)))
+        return begun + takes_s - max(LEAD_S, self.lead * takes_s)
 
     def answered(self, step: InFlight, seconds: float, now: float) -> None:
         """A step's result is in, and what came of it."""

@@ -58,6 +58,8 @@ class Engine:
         self._runner = PassRunner(model, cache, self._table)
         self._last_step = 0
         self.totals = EngineTotals()
+        self.newcomers_wait: Callable[[], bool] = lambda: False
+        """Asked before a plan goes on: whether the next one brings sequences."""
 
     @property
     def before_kernels(self) -> Callable[[], None]:
@@ -130,7 +132,7 @@ class Engine:
                 outcome.failed(int(rows[0]), fault)
                 del table.faults[slot]
         left = plan.num_tokens.copy()
-        while outcome.num_passes <= plan.num_repeats:
+        while outcome.num_passes <= plan.num_repeats and not (outcome.num_passes and self.newcomers_wait()):
             rows = np.flatnonzero((table.state[plan.slots] == RUNNING) & (left > 0))
             if not len(rows):
                 break

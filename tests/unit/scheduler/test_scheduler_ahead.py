@@ -69,6 +69,29 @@ def test_who_comes_waits_for_what_was_sent() -> None:
     assert simulation.steps[first + 3][2].num_repeats > 0
 
 
+def test_who_comes_waits_for_the_pass_that_runs() -> None:
+    """Plans of 80 ms in passes of 10: the next plan is there when the pass ends, and that ends the others."""
+    simulation = simulated(SchedulerConfig(UNBOUNDED, run_ahead_s=0.08), cost=Cost(fixed=0.01, per_row=0.0))
+    for wait in (0.02, 0.035, 0.06):
+        simulation.at(0.4 + 10 * wait, lambda: simulation.submit(20, 6))
+    simulation.run()
+    assert max(plan.num_repeats for _, _, plan in simulation.steps) == 7
+    for life in list(simulation.lives.values())[1:]:
+        assert life.started - life.submitted < 0.012
+        assert life.first_token - life.submitted < 0.03
+    assert len(simulation.lives[0].token_times) == 100
+
+
+def test_many_go_on_for_as_long_as_their_text_rests_anyway() -> None:
+    """16 ms each alone would be one pass of 40."""
+    simulation = simulated(AHEAD, 64, Cost(fixed=0.008, per_row=0.0005))
+    simulation.run()
+    assert {plan.num_repeats for _, _, plan in simulation.steps[10:-2]} == {1}
+    simulation = simulated(SchedulerConfig(UNBOUNDED), 64)
+    simulation.run()
+    assert not any(plan.num_repeats for _, _, plan in simulation.steps)
+
+
 def test_nothing_goes_on_while_somebody_waits() -> None:
     """A seat that becomes free is given away at once."""
     limits = replace(Simulation().limits, max_num_seqs=1)
@@ -133,11 +156,11 @@ def test_beams_are_planned_one_by_one() -> None:
 
 
 def test_a_result_with_more_passes_than_planned_is_refused() -> None:
-    harness = going(run_ahead_s=0.002, warm=1)
+    harness = going(run_ahead_s=0.003, warm=2)
     harness.plan_ahead()
     record = harness.seats.in_flight[0]
-    assert record.num_repeats == 1
-    computed = [sequence.computed + 3 for sequence in record.rows]
-    lie = StepResult(record.step, computed, [3, 3], [7] * 6, num_repeats=2)
-    with pytest.raises(WorkerProtocolError, match="has 2 repeats, planned were 1 at most"):
+    assert record.num_repeats == 2
+    computed = [sequence.computed + 4 for sequence in record.rows]
+    lie = StepResult(record.step, computed, [4, 4], [7] * 8, num_repeats=3)
+    with pytest.raises(WorkerProtocolError, match="has 3 repeats, planned were 2 at most"):
         harness.scheduler.apply(harness.seats, lie, harness.now)

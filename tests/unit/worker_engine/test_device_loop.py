@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -88,6 +89,33 @@ async def test_a_result_is_handed_up_when_the_next_kernels_begin(make_driver) ->
     DeviceLoop(driver.engine, inbox, Heartbeat("device", 10)).run()
     assert known_at_kernels == [[], [1], [1, 2]]
     assert told == [1, 2, 3, -1]
+
+
+async def test_a_plan_that_brings_a_sequence_ends_the_passes_before_it(make_driver) -> None:
+    """One that is there when the third pass begins; one without sequences ends nothing."""
+    passes = 0
+    driver, inbox = make_driver(ToyModel(tamper=lambda _ids, _logits: come())), Inbox()
+    session = Session(inbox)
+    driver.add(0, [1, 2, 3], SamplingParams(max_tokens=30))
+    first = driver.plan()
+    driver.add(1, [4, 5], SamplingParams(max_tokens=30))
+    newcomer = replace(driver.plan(slots=[1]), step=3)
+
+    def come() -> None:
+        nonlocal passes
+        passes += 1
+        if passes == 3:
+            session.plan(newcomer, {})
+
+    session.plan(first, {})
+    session.plan(StepPlan(2, slots=ints([0]), num_tokens=ints([6]), num_repeats=5), {})
+    loop = asyncio.to_thread(DeviceLoop(driver.engine, inbox, Heartbeat("device", 10)).run)
+    running = asyncio.create_task(loop)
+    results = [await answer(session) for _ in range(3)]
+    inbox.put(Leave())
+    await running
+    assert [result.num_repeats for result in results] == [0, 1, 0]
+    assert [result.num_outputs.tolist() for result in results] == [[1], [2], [1]]
 
 
 async def test_a_session_finishes_behind_its_last_result(loop: Loop) -> None:

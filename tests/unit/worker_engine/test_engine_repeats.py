@@ -74,6 +74,20 @@ def test_when_all_have_ended_nothing_is_repeated() -> None:
     assert driver.run_step().num_repeats == 2
 
 
+def test_nothing_is_repeated_while_the_next_plan_brings_sequences() -> None:
+    """What is left of a plan then is the next one's; the answer is the same."""
+    plain, driver = toy_driver(), toy_driver()
+    want, got = (one.add(0, [5, 9], GREEDY) for one in (plain, driver))
+    plain.run()
+    driver.repeats = 9
+    asked = iter([False, False, True, *[False] * 99])
+    driver.engine.newcomers_wait = lambda: next(asked)
+    result = driver.run_step()
+    assert (result.num_repeats, result.num_outputs.tolist()) == (2, [3])
+    driver.run()
+    assert answer_of(got) == answer_of(want)
+
+
 def test_a_pass_with_drafts_is_the_last() -> None:
     plain = toy_driver()
     want = plain.add(0, [5, 9], GREEDY)

@@ -183,7 +183,8 @@ class StepPlan(google.protobuf.message.Message):
     """Counts from 1 on each stream."""
     num_repeats: builtins.int
     """Passes that may follow the first: in each, rows that have not ended and have some of their num_tokens left
-    compute the token that they sampled in the one before. Not for beams.
+    compute the token that they sampled in the one before. Not for beams. None follows where the next plan is there
+    and brings sequences.
     """
     @property
     def released_slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
