@@ -292,7 +292,6 @@ inline __m512 half_to_float(__m256i a) {
 #define _mm512_mask_blend_epi16(mask, a, b) emulated::blend_words(mask, a, b)
 #define _mm512_mask_add_epi32(from, mask, a, b) emulated::blend<__m512i>(mask, from, _mm512_add_epi32(a, b))
 #define _mm512_mask_or_epi32(from, mask, a, b) emulated::blend<__m512i>(mask, from, _mm512_or_si512(a, b))
-#define _mm512_mask_sub_ps(from, mask, a, b) emulated::blend<__m512>(mask, from, _mm512_sub_ps(a, b))
 #define HF_REDUCED(T, a, op) emulated::reduced<T>(a, [](T x, T y) { return op; })
 #define _mm512_reduce_max_epu32(a) HF_REDUCED(uint32_t, a, x > y ? x : y)
 #define _mm512_reduce_max_epi32(a) HF_REDUCED(int32_t, a, x > y ? x : y)

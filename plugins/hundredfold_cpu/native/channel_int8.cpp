@@ -35,14 +35,36 @@ static inline int64_t codes_stride(int64_t k) {
   return AT_ONCE == 64 && codes / 64 % 2 == 0 ? codes + 64 : codes;
 }
 
+// A row, rotated, to out[up(k, 16)]; returns the largest magnitude's bits.
+template <class T>
+static uint32_t rotated_row(const T* x, int64_t k, int64_t block, float norm, float* out) {
+  if (block == ROTATED) {
+    Vec top = zero();
+    for (int64_t i = 0; i < k; i += ROTATED) {
+      Vec v[4];
+#pragma GCC unroll 4
+      for (int part = 0; part < 4; ++part) v[part] = get(x + i + part * LANES);
+      rotate64(v, broadcast(norm));
+#pragma GCC unroll 4
+      for (int part = 0; part < 4; ++part) store(out + i + part * LANES, v[part]), top = larger_magnitude(top, v[part]);
+    }
+    const float largest = largest_magnitude(top);
+    uint32_t bits;
+    std::memcpy(&bits, &largest, 4);
+    return bits;
+  }
+  const int64_t padded = up(k, LANES);
+  read_row(x, k, out);
+  for (int64_t i = k; i < padded; ++i) out[i] = 0;
+  rotate(out, k, block, norm);
+  return largest_bits(out, padded);
+}
+
 // A row as codes[up(k, 16)]; returns its scale. `scratch` holds up(k, 16) floats.
 template <class T>
 static float quantize_row(const T* x, int64_t k, int64_t block, float norm, float* scratch, Code* codes) {
   const int64_t padded = up(k, LANES);
-  read_row(x, k, scratch);
-  for (int64_t i = k; i < padded; ++i) scratch[i] = 0;
-  rotate(scratch, k, block, norm);
-  const uint32_t bits = largest_bits(scratch, padded);
+  const uint32_t bits = rotated_row(x, k, block, norm, scratch);
   float largest;
   std::memcpy(&largest, &bits, 4);
   if (bits < INFINITE && largest >= 0x1p-96f) {

@@ -14,12 +14,13 @@ namespace HF_ISA {
 template <int H>
 static inline Vec butterfly(Vec a) {
   constexpr uint32_t UPPER = H == 1 ? 0xaaaa : H == 2 ? 0xcccc : H == 4 ? 0xf0f0 : 0xff00;
+  const __m512 signs = _mm512_mask_blend_ps(__mmask16(UPPER), _mm512_set1_ps(1.0f), _mm512_set1_ps(-1.0f));
   __m512 other;
   if constexpr (H == 1) other = _mm512_permute_ps(a.v, 0xb1);
   if constexpr (H == 2) other = _mm512_permute_ps(a.v, 0x4e);
   if constexpr (H == 4) other = _mm512_shuffle_f32x4(a.v, a.v, 0xb1);
   if constexpr (H == 8) other = _mm512_shuffle_f32x4(a.v, a.v, 0x4e);
-  return {_mm512_mask_sub_ps(_mm512_add_ps(a.v, other), __mmask16(UPPER), other, a.v)};
+  return {_mm512_fmadd_ps(a.v, signs, other)};  // one step in place of a sum, a difference and a choice
 }
 
 #elif HF_ISA_NUMBER == HF_AVX2
@@ -62,26 +63,23 @@ static inline Vec butterflies(Vec x, int64_t block) {
   return x;
 }
 
-// 64 numbers in registers: the usual block.
-static inline void rotate64(float* x, Vec norm) {
-  Vec v[4];
+constexpr int64_t ROTATED = 4 * LANES;  // the usual block
+
+// So many numbers in registers.
+static inline void rotate64(Vec (&v)[4], Vec norm) {
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) v[i] = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(load(x + i * LANES)))));
+  for (int i = 0; i < 4; ++i) v[i] = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(v[i]))));
   const Vec a = add(v[0], v[1]), b = sub(v[0], v[1]), c = add(v[2], v[3]), d = sub(v[2], v[3]);
-  store(x, mul(add(a, c), norm));
-  store(x + LANES, mul(add(b, d), norm));
-  store(x + 2 * LANES, mul(sub(a, c), norm));
-  store(x + 3 * LANES, mul(sub(b, d), norm));
+  v[0] = mul(add(a, c), norm);
+  v[1] = mul(add(b, d), norm);
+  v[2] = mul(sub(a, c), norm);
+  v[3] = mul(sub(b, d), norm);
 }
 
 // Rotates x[k] in place, k a multiple of `block`, a power of two; x has room for k rounded up to 16.
 static inline void rotate(float* x, int64_t k, int64_t block, float norm) {
   if (block == 1) return;
   const Vec by = broadcast(norm);
-  if (block == 4 * LANES) {
-    for (int64_t i = 0; i < k; i += block) rotate64(x + i, by);
-    return;
-  }
   for (int64_t i = 0; i < k; i += LANES) store(x + i, butterflies(load(x + i), block));
   for (int64_t h = LANES; h < block; h *= 2) {
     for (int64_t i = 0; i < k; i += 2 * h) {
