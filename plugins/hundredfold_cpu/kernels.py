@@ -21,6 +21,7 @@ from hundredfold.plugin import (
 )
 from hundredfold.plugin.dequantize import transform_input
 from hundredfold_cpu.channel_int8 import CHANNEL_KERNELS, pack_channel_int8, refuses_channel_int8
+from hundredfold_cpu.dense_bf16 import DENSE_KERNEL, pack_dense_bf16
 from hundredfold_cpu.grouped import GROUPED_KERNELS, pack_grouped, refuses_grouped
 from hundredfold_cpu.library import INT, MATRIX_UNITS, POINTER, Kernel, Variant, best
 from hundredfold_cpu.packed import PackedWeight, pack
@@ -48,8 +49,6 @@ class CpuLinear:
     features: int
     columns: int
     dtype: torch.dtype
-    computes: torch.dtype
-    """What the native function takes and gives; of another ``dtype`` inputs and outputs are converted."""
     transform: InputTransform | None
     """What is done to the input before the kernel has it."""
     nbytes: int
@@ -66,7 +65,6 @@ class CpuLinear:
             raise ValueError(f"the input has {x.shape[1]} columns, the layer takes {self.columns}")
         if x.dtype != self.dtype:
             raise ValueError(f"the input is {x.dtype}, the layer takes {self.dtype}")
-        x = x.to(self.computes)
         if self.transform is not None:
             x = transform_input(x, self.transform)
         if x.stride(1) != 1:
@@ -74,16 +72,16 @@ class CpuLinear:
         y = x.new_empty((len(x), self.features))
         kernel = self.short if y.numel() * self.columns < SHORT else self.long
         kernel(self.address, x.data_ptr(), x.stride(0), len(x), y.data_ptr(), self.features)
-        return y.to(self.dtype)
+        return y
 
     @property
     def _on_matrix_unit(self) -> bool:
         """So quick that reading its weight once for each block of rows would take longer."""
-        return self.variant.isa in MATRIX_UNITS and self.kernel in CHANNEL_KERNELS.values()
+        return self.variant.isa in MATRIX_UNITS and self.kernel in (*CHANNEL_KERNELS.values(), DENSE_KERNEL)
 
     def capture(self, x: Tensor, out: Tensor) -> NativeCall | None:
-        """See ``CapturingLinear``; transforming and converting an input is torch's work."""
-        if self.transform is not None or self.computes != self.dtype:
+        """See ``CapturingLinear``; transforming an input is torch's work."""
+        if self.transform is not None:
             return None
         whole = self.nbytes > MOST_READ_AGAIN or self._on_matrix_unit
         here, there = (x.data_ptr(), out.data_ptr()) if whole else (ByRow(x), ByRow(out))
@@ -104,11 +102,7 @@ class CpuKernels:
         self._room = Room()
 
     def refuses(self, spec: LinearSpec) -> Reasons:
-        """Takes every canonical weight with float32 inputs; int8 inputs where the weight has integers.
-
-        bfloat16 inputs are multiplied as float32 where the batch may not matter: others do that faster, and
-        promise less.
-        """
+        """Takes every canonical weight with float inputs; int8 inputs where the weight has integers."""
         if spec.device.type != "cpu":
             return [f"runs on cpu, not on {spec.device.type}"]
         if spec.activations is Activations.INT8:
@@ -117,8 +111,8 @@ class CpuKernels:
             if isinstance(spec.weight, GroupedIntWeight):
                 return refuses_grouped(spec, spec.weight)
             return [f"{type(spec.weight).__name__} has no product with int8 inputs"]
-        if spec.dtype != torch.float32 and not (spec.batch_invariant and spec.dtype == torch.bfloat16):
-            return [f"computes in float32, not in {str(spec.dtype).removeprefix('torch.')}"]
+        if spec.dtype not in (torch.float32, torch.bfloat16):
+            return [f"computes in float32 and bfloat16, not in {str(spec.dtype).removeprefix('torch.')}"]
         return []
 
     def varies(self, spec: LinearSpec) -> Reasons:
@@ -139,9 +133,10 @@ class CpuKernels:
         if spec.activations is Activations.INT8 and isinstance(weight, GroupedIntWeight):
             packed, kernel = pack_grouped(weight, bias, self._room), GROUPED_KERNELS[spec.dtype]
             return self._linear(spec, kernel, packed, weight.transform, "sums in int32")
-        return self._linear(
-            spec, "linear", pack(weight, bias), weight.transform, "product in float32", torch.float32
-        )
+        if spec.dtype == torch.bfloat16:
+            packed = pack_dense_bf16(weight, bias, self._room)
+            return self._linear(spec, DENSE_KERNEL, packed, weight.transform, "sums in float32")
+        return self._linear(spec, "linear", pack(weight, bias), weight.transform, "product in float32")
 
     def _linear(
         self,
@@ -150,7 +145,6 @@ class CpuKernels:
         weight: PackedWeight,
         transform: InputTransform | None,
         product: str,
-        computes: torch.dtype | None = None,
     ) -> CpuLinear:
         features, columns = spec.shape
         arguments = (POINTER, POINTER, INT, INT, POINTER, INT)
@@ -164,7 +158,6 @@ class CpuKernels:
             features=features,
             columns=columns,
             dtype=spec.dtype,
-            computes=computes or spec.dtype,
             transform=transform,
             nbytes=weight.nbytes,
             recipe=f"{weight.kept}, {product}, {self._variant.isa}",

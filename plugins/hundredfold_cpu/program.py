@@ -32,7 +32,9 @@ class _Call(ctypes.Structure):
     )
 
 
-_KNOW_TEAMS: Final = tuple("grouped_ channel_ attention_ lookup_ rms_norm_ add_ rotate_ gated_".split())
+_KNOW_TEAMS: Final = tuple(
+    "dense_ grouped_ channel_ attention_ lookup_ rms_norm_ add_ rotate_ gated_".split()
+)
 """Kernels that deal out their work to a team: how their names begin."""
 
 

@@ -41,6 +41,32 @@ inline void dot(Tile& sums, const Tile& rows, const Tile& columns) {
   }
 }
 
+// A block's even columns are one chain, its odd ones another; floats that are too small for a normal one are zero.
+inline void dot_bf16(Tile& sums, const Tile& rows, const Tile& columns) {
+  if (sums.rows != rows.rows || rows.row_bytes != 4 * columns.rows || sums.row_bytes != columns.row_bytes) __builtin_trap();
+  const unsigned control = __builtin_ia32_stmxcsr();
+  __builtin_ia32_ldmxcsr(control | 0x8040);
+  const auto number = [](const uint8_t* from) {
+    uint16_t upper;
+    __builtin_memcpy(&upper, from, 2);
+    const uint32_t bits = uint32_t(upper) << 16;
+    float value;
+    __builtin_memcpy(&value, &bits, 4);
+    return value;
+  };
+  for (int m = 0; m < sums.rows; ++m) {
+    for (int n = 0; n < sums.row_bytes / 4; ++n) {
+      float sum, chains[2] = {0, 0};
+      for (int k = 0; k < rows.row_bytes / 2; ++k)
+        chains[k % 2] = __builtin_fmaf(number(rows.v[m] + 2 * k), number(columns.v[k / 2] + 4 * n + 2 * (k % 2)), chains[k % 2]);
+      __builtin_memcpy(&sum, sums.v[m] + 4 * n, 4);
+      sum += chains[0] + chains[1];
+      __builtin_memcpy(sums.v[m] + 4 * n, &sum, 4);
+    }
+  }
+  __builtin_ia32_ldmxcsr(control);
+}
+
 }  // namespace emulated
 
 template <class Shapes>
@@ -73,4 +99,8 @@ inline void tile_dot_unsigned_signed() {
 template <int SUMS, int ROWS, int COLUMNS>
 inline void tile_dot_signed_unsigned() {
   emulated::dot<int8_t, uint8_t>(emulated::tiles[SUMS], emulated::tiles[ROWS], emulated::tiles[COLUMNS]);
+}
+template <int SUMS, int ROWS, int COLUMNS>
+inline void tile_dot_bf16() {
+  emulated::dot_bf16(emulated::tiles[SUMS], emulated::tiles[ROWS], emulated::tiles[COLUMNS]);
 }

@@ -32,16 +32,6 @@ struct UnitPanels {
   }
 };
 
-// What is asked for while the unit works: so many lines with each 64 columns.
-struct Ahead {
-  const int8_t* next;
-  int64_t lines;
-
-  void expect() {
-    for (const int8_t* end = next + lines * 64; next < end; next += 64) __builtin_prefetch(next, 0, 2);
-  }
-};
-
 // R times sixteen rows and P panels to sums[R][P][16][16], in tiles 0 to 3.
 template <int R, int P>
 static void unit_sums(const Code* x, int64_t stride, const UnitPanels<P>& panels, int64_t columns, Ahead& ahead, int32_t* sums) {

@@ -1,6 +1,6 @@
-// The processor's matrix unit: sixteen rows of input times sixteen outputs, as sums of whole numbers in tiles.
+// The processor's matrix unit: sixteen rows of input times sixteen outputs, sums in tiles.
 //
-// Intel's manual calls it AMX; LDTILECFG, TILELOADD, TDPBSUD and TDPBUSD are in its volume 2.
+// Intel's manual calls it AMX; LDTILECFG, TILELOADD, TDPBSUD, TDPBUSD and TDPBF16PS are in its volume 2.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,24 @@ template <int SUMS, int ROWS, int COLUMNS>
 static inline void tile_dot_signed_unsigned() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(ROWS), "i"(COLUMNS));
 }
+// Adds to SUMS, which are floats, the products of bfloat16 ROWS with COLUMNS; dense.h tells the order.
+template <int SUMS, int ROWS, int COLUMNS>
+static inline void tile_dot_bf16() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(ROWS), "i"(COLUMNS));
+}
 #endif
+
+// What is asked for while the unit works: so many lines with each 64 bytes of a row.
+struct Ahead {
+  const void* next;
+  int64_t lines;
+
+  void expect() {
+    const char* line = static_cast<const char*>(next);
+    for (const char* end = line + lines * 64; line < end; line += 64) __builtin_prefetch(line, 0, 2);
+    next = line;
+  }
+};
 
 // While it lives the thread's tiles have these shapes; after that a switch of threads has nothing of them to save.
 class MatrixUnit {

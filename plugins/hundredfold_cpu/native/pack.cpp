@@ -42,6 +42,22 @@ HF_PUBLIC void hf_pack_dense(const float* w, int64_t stride, int64_t n, int64_t 
   });
 }
 
+// w[n][k] in bfloat16, rows `stride` apart, to bfloat16 [panels][blocks][16][16][2]; see dense.h.
+HF_PUBLIC void hf_pack_dense_bf16(const uint16_t* w, int64_t stride, int64_t n, int64_t k, uint16_t* out) {
+  constexpr int64_t BLOCK = 32;
+  const int64_t padded = (k + BLOCK - 1) / BLOCK * BLOCK;
+  for_panels(n, [=](int64_t panel, int64_t columns) {
+    const uint16_t* from = w + panel * PANEL * stride;
+    uint16_t* to = out + panel * padded * PANEL;
+    for (int64_t i = 0; i < padded; i += 2, to += 2 * PANEL) {
+      for (int64_t c = 0; c < PANEL; ++c) {
+        to[2 * c] = c < columns && i < k ? from[c * stride + i] : 0;
+        to[2 * c + 1] = c < columns && i + 1 < k ? from[c * stride + i + 1] : 0;
+      }
+    }
+  });
+}
+
 // codes[n][k], rows `stride` apart, each plus `bias` (modulo 256), to 8-bit panels.
 HF_PUBLIC void hf_pack_codes8(const uint8_t* codes, int64_t stride, int64_t n, int64_t k, int64_t bias, uint8_t* out) {
   for_panels(n, [=](int64_t panel, int64_t columns) {

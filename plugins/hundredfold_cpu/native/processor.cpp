@@ -33,7 +33,7 @@ HF_PUBLIC int hf_supports(const char* isa) {
   const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
   if (std::strcmp(isa, "avx512vnni") == 0) return vnni;
   if (std::strcmp(isa, "avx512amx") == 0)
-    return vnni && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
+    return vnni && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") && __builtin_cpu_supports("amx-bf16") &&
            __builtin_cpu_supports("avx512bf16") && tiles_are_granted();
 #endif
   return 0;

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "team.h"
+#include "vec.h"
 #include "weight.h"
 
 namespace HF_ISA {

@@ -1,4 +1,4 @@
-// Linear layers in float32 over dense and packed weights.
+// Linear layers in float32 over dense and packed weights, and in bfloat16.
 #include "../../../plugins/hundredfold_cpu/native/weight.h"
 #include "support.h"
 
@@ -29,6 +29,45 @@ struct Case {
     return line;
   }
 };
+
+// As in native/dense.h.
+struct DenseWeight {
+  const uint16_t* values;
+  const float* bias;
+  int64_t n, k;
+};
+
+constexpr int64_t COLUMNS = 32;  // to a multiple of which rows are filled up
+
+int compare_dense(const Library& library, uint64_t seed, int cases) {
+  Report report(library, "dense_bf16");
+  Random random(seed);
+  for (int i = 0; i < cases; ++i) {
+    const int64_t n = random.among({1, 15, 16, 17, 31, 47, 64, 65, 130}), k = random.among({1, 2, 31, 32, 33, 64, 96, 255, 321});
+    const int64_t m = random.among({1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 49, 65});
+    const int64_t x_stride = k + random.below(5), y_stride = n + random.below(5), panels = (n + PANEL - 1) / PANEL;
+    const Kind kind = random.chance(25) ? Kind::WILD : Kind::PLAIN;
+    const bool tiny = random.chance(25), biased = random.chance(50);
+    Memory<uint16_t> weights(n * k), packed(panels * ((k + COLUMNS - 1) / COLUMNS * COLUMNS) * PANEL);
+    // products of tiny ones are about as small as a normal float can be
+    weights.fill([&](int64_t) { return to_bf16(number(random, Kind::PLAIN) * (tiny ? 0x1p-126f : 1.0f)); });
+    library.common("pack_dense_bf16", static_cast<const uint16_t*>(weights.data()), k, n, k, packed.data());
+    Memory<float> bias(n);
+    bias.fill([&](int64_t) { return random.unit() * (tiny ? 0x1p-126f : 1.0f); });
+    char text[160];
+    std::snprintf(text, sizeof text, "n %d k %d m %d bias %d tiny %d wild %d", int(n), int(k), int(m), biased, tiny,
+                  kind == Kind::WILD);
+    const DenseWeight w{packed.data(), biased ? bias.data() : nullptr, n, k};
+    Memory<uint16_t> x((m - 1) * x_stride + k);
+    x.fill([&](int64_t) { return element<uint16_t>(random, kind); });
+    report.compare<uint16_t>(text, (m - 1) * y_stride + n,
+                             [&](const std::string& isa, uint16_t* y) {
+                               library.call(isa, "dense_bf16", &w, static_cast<const uint16_t*>(x.data()), x_stride, m, y,
+                                            y_stride);
+                             });
+  }
+  return report.finish();
+}
 
 }  // namespace
 
@@ -71,5 +110,5 @@ int compare_linear(const Library& library, uint64_t seed, int cases) {
                    c.y_stride);
     });
   }
-  return report.finish();
+  return report.finish() + compare_dense(library, seed + 1, cases);
 }

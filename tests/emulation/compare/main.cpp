@@ -37,7 +37,7 @@ int unknown(const char* path) {
     for (const char* encoding : {"fp32", "bf16", "int8", "fp8", "fp8_e5m2", "int4"})
       known.insert(std::string("attention_") + type + "_" + encoding);
   }
-  for (const char* kernel : {"linear", "grouped_int8_float32", "grouped_int8_bfloat16", "pack_channel_int8", "draw"})
+  for (const char* kernel : {"linear", "dense_bf16", "grouped_int8_float32", "grouped_int8_bfloat16", "pack_channel_int8", "draw"})
     known.insert(kernel);
   std::set<std::string> missing;
   for (size_t at = bytes.find(prefix); at != std::string::npos; at = bytes.find(prefix, at + 1)) {
