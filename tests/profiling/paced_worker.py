@@ -41,8 +41,10 @@ class Speed:
     per_row: float
     per_token: float
 
-    def seconds(self, plan: worker_pb2.StepPlan) -> float:
-        """The time of a plan; rows of one token are decodes."""
+    def seconds(self, plan: worker_pb2.StepPlan, repeats: int) -> float:
+        """The time of a plan that went on so often; rows of one token are decodes, and all that go on."""
+        if plan.num_repeats:
+            return (1 + repeats) * (self.fixed + self.per_row * len(plan.slots))
         rows = sum(count == 1 for count in plan.num_tokens)
         return self.fixed + self.per_row * rows + self.per_token * (sum(plan.num_tokens) - rows)
 
@@ -132,20 +134,22 @@ class PacedWorker(worker_pb2_grpc.WorkerServiceServicer, health_pb2_grpc.HealthS
         while True:
             plan = await plans.get()
             start = max(end, loop.time()) if self._burner is None else loop.time()
-            seconds = self._speed.seconds(plan)
+            result = answer(plan)
+            seconds = self._speed.seconds(plan, result.num_repeats)
             if self._burner is None:
                 end = start + seconds
                 await asyncio.sleep(max(0.0, end - loop.time()))
             else:
                 await loop.run_in_executor(None, self._burner.run, seconds)
                 end = loop.time()
-            result = answer(plan)
             result.step_us = max(1, round((end - start) * 1e6))
             await context.write(worker_pb2.ExecuteResponse(result=result))
 
 
 def answers() -> Callable[[worker_pb2.StepPlan], worker_pb2.StepResult]:
-    """What makes results: one random id for every row that reaches its last known token."""
+    """What makes results: one random id for every row that reaches its last known token, and for each pass
+    that follows.
+    """
     held: dict[int, list[int]] = {}
     ids = deque(random.Random(0).choices(range(*_RAW_IDS), k=65_536))
 
@@ -160,12 +164,14 @@ def answers() -> Callable[[worker_pb2.StepPlan], worker_pb2.StepResult]:
             sampled = 0
             if state[1] < state[2]:
                 state[0] += num_tokens
-                sampled = int(state[0] == state[1])
+                sampled = min(max(0, state[0] - state[1] + 1), state[2] - state[1])
                 state[1] += sampled
+                state[0] = min(state[0], state[1] - 1) if sampled else state[0]
                 if state[1] == state[2]:
                     result.ends.add(row=row, reason=sequence_pb2.END_REASON_LENGTH)
             computed.append(state[0])
             counts.append(sampled)
+        result.num_repeats = min(plan.num_repeats, max(1, *counts, 0) - 1)
         result.num_computed_tokens.extend(computed)
         result.num_output_tokens.extend(counts)
         result.token_ids.extend(ids[i] for i in range(sum(counts)))
