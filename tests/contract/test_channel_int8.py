@@ -93,6 +93,15 @@ def test_company_and_threads_change_no_bit(variant: Variant) -> None:
             assert torch.equal(linear(x[start : start + rows]), whole[start : start + rows])
 
 
+@pytest.mark.parametrize("n", [49_152, 49_200])
+def test_outputs_that_no_cache_holds_are_those_of_fewer_rows(variant: Variant, n: int) -> None:
+    linear = prepare(variant, weight(n, 64), torch.bfloat16)
+    x = torch.randn(96, 64, generator=random(5)).bfloat16()
+    whole = linear(x)
+    for start in (0, 32, 64):
+        assert torch.equal(linear(x[start : start + 32]), whole[start : start + 32])
+
+
 def test_largest_sums_do_not_overflow(variant: Variant) -> None:
     columns = 1 << 17
     own = ChannelInt8Weight(torch.full((17, columns), -128, dtype=torch.int8), torch.ones(17))

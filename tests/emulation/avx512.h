@@ -226,6 +226,7 @@ inline __m512 half_to_float(__m256i a) {
 #define _mm512_loadu_si512(p) emulated::read<__m512i>(p)
 #define _mm512_storeu_ps(p, a) emulated::write<__m512>(p, a)
 #define _mm512_storeu_si512(p, a) emulated::write<__m512i>(p, a)
+#define _mm512_stream_si512(p, a) emulated::write<__m512i>(p, a)
 #define _mm512_castps_si512(a) emulated::lanes<float>(a).as<__m512i>()
 #define _mm512_castsi512_ps(a) emulated::lanes<float>(a).as<__m512>()
 #define _mm512_castsi256_si512(a) emulated::lanes<int32_t>(a).as<__m512i>()
