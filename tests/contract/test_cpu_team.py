@@ -120,6 +120,19 @@ def test_a_layer(rows: int, dtype: torch.dtype) -> None:
         assert torch.equal(residual, expected)
 
 
+@pytest.mark.parametrize("features", [46_016, 46_033], ids=["whole lines", "a tail"])
+def test_an_output_that_goes_past_the_caches(features: int) -> None:
+    random = torch.Generator().manual_seed(features)
+    x = torch.randn((96, 64), generator=random).bfloat16()
+    head, logits = channel(features, 64, torch.bfloat16), torch.empty((96, 46_048), dtype=torch.bfloat16)
+    program = KeptProgram([kept(head.capture(x, logits[:, :features]))])
+    for _ in range(TURNS):
+        logits.fill_(7)
+        program(len(x))
+        assert torch.equal(logits[:, :features], head(x))
+        assert bool((logits[:, features:] == 7).all())
+
+
 @pytest.mark.parametrize("encoding", [Encoding.FP32, Encoding.INT8])
 @pytest.mark.parametrize(("queries", "length"), [(1, 200), (1, 1300), (7, 1300)])
 def test_attention_by_a_team(encoding: Encoding, queries: int, length: int) -> None:

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "channel.h"
+#include "lines.h"
 #include "matrix_unit.h"
 
 namespace HF_ISA {
@@ -11,7 +12,6 @@ namespace HF_ISA {
 // Rows from which the unit is quicker, though it computes sixteen or thirty-two.
 constexpr int64_t UNIT_LEAST = 9;
 constexpr int64_t UNIT_TILES = 2;  // of rows, and panels, that are multiplied together
-constexpr int64_t LINE = 64;       // bytes of a cache's line
 constexpr int64_t TILE_SUMS = UNIT_ROWS * PANEL;
 
 // Panels as the unit reads them: 64 columns at a time, the last ones filled up with zeros elsewhere.
@@ -62,22 +62,6 @@ static void unit_sums(const Code* x, int64_t stride, const UnitPanels<P>& panels
   if constexpr (R > 1 && P > 1) tile_store<3>(sums + 3 * TILE_SUMS, UNIT_BYTES);
 }
 
-// Bytes of an output from which its lines go to memory at once: caches would lose them before anyone reads them, and a line
-// that is written as a whole need not be fetched first.
-constexpr int64_t LARGE_OUTPUT = 8 << 20;
-
-template <class T>
-static bool goes_to_memory(const ChannelProduct<T>& job) {
-  const int64_t row_bytes = job.y_stride * int64_t(sizeof(T));
-  return job.m * row_bytes >= LARGE_OUTPUT && (reinterpret_cast<int64_t>(job.y) | row_bytes) % LINE == 0;
-}
-
-static inline void line_to_memory(uint16_t* p, Vec first, Vec second) {
-  alignas(LINE) uint16_t line[2 * LANES];
-  store_bf16(line, first, second);
-  _mm512_stream_si512(reinterpret_cast<__m512i*>(p), _mm512_loadu_si512(line));
-}
-
 // All rows times P panels.
 template <int P, class T>
 static void unit_rows(const ChannelProduct<T>& job, int64_t panel) {
@@ -90,7 +74,8 @@ static void unit_rows(const ChannelProduct<T>& job, int64_t panel) {
   Sum corrections[P];
   for (int p = 0; p < P; ++p) corrections[p] = load_sum(own.w.correction + (panel + p) * PANEL);
   constexpr int64_t MOST = UNIT_TILES * UNIT_ROWS;
-  const bool both_whole = (panel + P) * PANEL <= own.w.n, to_memory = goes_to_memory(own) && panel % P == 0;
+  const bool both_whole = (panel + P) * PANEL <= own.w.n;
+  const bool to_memory = panel % P == 0 && goes_to_memory(own.y, own.m, own.y_stride * int64_t(sizeof(T)));
   // The thread's next panels, a part with each of the blocks of rows.
   const int64_t blocks = (own.m + MOST - 1) / MOST;
   Ahead ahead{own.w.codes + (panel + P) * own.width(), (P * PANEL + blocks - 1) / blocks};
@@ -111,14 +96,20 @@ static void unit_rows(const ChannelProduct<T>& job, int64_t panel) {
         if (both_whole) {
           const Vec first = own.outputs(panel, row_sums[0], scale), second = own.outputs(panel + 1, row_sums[1], scale);
           uint16_t* const to = own.y + (row + r) * own.y_stride + panel * PANEL;
-          to_memory ? line_to_memory(to, first, second) : store_bf16(to, first, second);
+          if (to_memory) {
+            alignas(LINE) uint16_t line[2 * LANES];
+            store_bf16(line, first, second);
+            line_to_memory(line, to);
+          } else {
+            store_bf16(to, first, second);
+          }
           continue;
         }
       }
       for (int p = 0; p < P; ++p) own.put_row(row + r, panel + p, row_sums[p], scale);
     }
   }
-  if (to_memory) _mm_sfence();  // before anyone is told that it is there
+  if (to_memory) lines_are_in_memory();
 }
 
 }  // namespace HF_ISA
