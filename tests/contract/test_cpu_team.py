@@ -30,6 +30,7 @@ from hundredfold_cpu.attention import CpuAttention
 from hundredfold_cpu.elementwise import CpuElementwise
 from hundredfold_cpu.kernels import CpuKernels, CpuLinear
 from hundredfold_cpu.program import KeptProgram
+from hundredfold_cpu.tiles import Scratch
 
 CPU = torch.device("cpu")
 TURNS = 40
@@ -195,3 +196,38 @@ def test_many_sequences(encoding: Encoding) -> None:
         out.zero_()
         program(len(joined))
         assert torch.equal(out, expected)
+
+
+def test_a_step_prepared_for_fewer_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written behind the memory that was made for them."""
+    taken: list[tuple[Tensor, int]] = []
+
+    def take(_: Scratch, size: int) -> Tensor:
+        taken.append((torch.full((THREADS * size,), 7.0), size))
+        return taken[-1][0]
+
+    monkeypatch.setattr(Scratch, "take", take)
+    layer, backend = AttentionSpec(6, 2, 64, 0.125), CpuAttention()
+    spec = KVCacheSpec(1, 2, 64, 64, CPU, torch.float32)
+    rows = torch.arange(40)
+    step = AttentionBatch([1] * 40, [60] * 40, rows.int()[:, None], rows * 64 + 59, torch.full((40,), 59))
+    joined, out = torch.randn((40, 10, 64), generator=torch.Generator().manual_seed(3)), torch.empty(40, 384)
+    captured = backend.capturing(spec, Encoding.FP32)
+    cache = backend.allocate(spec, Encoding.FP32, 40)
+    program = KeptProgram([captured.capture(layer, cache, joined[:, :6], joined[:, 6:8], joined[:, 8:], out)])
+    torch.set_num_threads(1)
+    captured.prepare(step)
+    torch.set_num_threads(THREADS)
+    for _ in range(TURNS):
+        program(40)
+    assert all(bool((room[size:] == 7).all()) for room, size in taken)
+
+
+@pytest.mark.parametrize("threads", [1, THREADS])
+def test_no_rows(threads: int) -> None:
+    torch.set_num_threads(threads)
+    x, out = torch.empty((4, 96)), torch.full((4, 64), 7.0)
+    for layer in (channel(64, 96, torch.float32), linear(64, 96, 4)):
+        KeptProgram([kept(layer.capture(x, out))])(0)
+        assert layer(x[:0]).shape == (0, 64)
+    assert bool((out == 7).all())

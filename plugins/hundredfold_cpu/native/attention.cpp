@@ -8,6 +8,7 @@
 #include "nibbles.h"
 #include "team.h"
 #include "words.h"
+#include "workspace.h"
 
 #include <cstring>
 
@@ -323,7 +324,8 @@ static void attend_by_team(const Call<T, E>& call, float* scratch) {
 template <class T, class E>
 static void run_by_team(const Call<T, E>& call) {
   const Step& step = call.step;
-  float* scratch = step.scratch + team_thread() * step.scratch_stride;
+  // Not the step's, which is for as many threads as there were when it was prepared.
+  float* scratch = static_cast<float*>(workspace(Workspace::SCRATCH, size_t(step.scratch_stride) * sizeof(float)));
   if (step.num_pieces) {
     by_team(step.num_pieces * call.layer.num_kv_heads, 1, [&](int64_t first, int64_t last) {
       for (; first < last; ++first) write_piece(call, first);

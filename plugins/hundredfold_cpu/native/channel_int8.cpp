@@ -181,6 +181,7 @@ static RowCodes quantize_by_team(const ChannelWeight& w, const T* x, int64_t x_s
 
 template <class T>
 static void channel_int8(const ChannelWeight& w, const T* x, int64_t x_stride, int64_t m, T* y, int64_t y_stride) {
+  if (m == 0) return;
   const auto multiply_all = [&](const RowCodes& in) { multiply<T>({w, in.codes, in.stride, in.scales, m, y, y_stride}); };
   // Few rows each thread of a team takes for itself, which is quicker than waiting for the others.
   if (in_team() && m > FEW_ROWS) return multiply_all(quantize_by_team(w, x, x_stride, m));

@@ -131,7 +131,6 @@ bool wait_for(const Job& job, int64_t part) {
 }  // namespace
 
 bool in_team() { return self.threads > 0; }
-int64_t team_thread() { return self.thread; }
 
 void run_by_team(const Job& job) {
   const uint64_t number = ++self.number;

@@ -25,8 +25,6 @@ struct Job {
 
 // Whether the calling thread is one of a team; else a kernel deals out its work itself.
 bool in_team();
-// Its number, from zero.
-int64_t team_thread();
 // By all threads of the team, with the same numbers: returns when all is in place.
 void run_by_team(const Job& job);
 // Calls make(list) on each thread of a team of so many; alone where there cannot be one.

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-enum class Workspace { INPUTS, PANEL, RESULT, COUNT };
+enum class Workspace { INPUTS, PANEL, RESULT, SCRATCH, COUNT };
 
 // The calling thread's: at least `bytes`, aligned to a line of the cache; what it held before may be gone. Ends the process
 // when the system has none left, as it would at the first touch of memory that it had promised.
