@@ -294,10 +294,8 @@ static void attend_by_team(const Call<T, E>& call, float* scratch) {
   const Step& step = call.step;
   const int64_t width = call.layer.num_heads * call.layer.head_dim;
   int64_t most = 1;  // tokens of an item
-  for (int64_t i = 0; i < step.num_items; ++i) {
-    const int64_t count = step.tiles[step.items[i].tile].count;
-    if (count > most) most = count;
-  }
+  for (int64_t i = 0; i < step.num_items; ++i)
+    if (const int64_t count = step.tiles[step.items[i].tile].count; count > most) most = count;
   Thread<E> thread(scratch);
   const auto compute = [&](int64_t first, int64_t last, void* room) {
     T* out = static_cast<T*>(room);
