@@ -71,6 +71,13 @@ def kept(call: NativeCall | None) -> NativeCall:
     return call
 
 
+def check(program: KeptProgram, rows: int, out: Tensor, expected: Tensor) -> None:
+    for _ in range(TURNS):
+        out.zero_()
+        program(rows)
+        assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("rows", ROWS)
 def test_products_one_after_the_other(rows: int) -> None:
     """Each reads what the one before has put in place; the inputs' memory grows on the way."""
@@ -158,10 +165,7 @@ def test_attention_by_a_team(encoding: Encoding, queries: int, length: int) -> N
     captured = backend.capturing(spec, encoding)
     program = KeptProgram([captured.capture(layer, cache, *new, out)])
     captured.prepare(step)
-    for _ in range(TURNS):
-        out.zero_()
-        program(queries)
-        assert torch.equal(out, expected)
+    check(program, queries, out, expected)
 
 
 @pytest.mark.parametrize("encoding", [Encoding.FP32, Encoding.INT8])
@@ -192,10 +196,7 @@ def test_many_sequences(encoding: Encoding) -> None:
     captured = backend.capturing(spec, encoding)
     program = KeptProgram([captured.capture(layer, cache, *new, out)])
     captured.prepare(step)
-    for _ in range(TURNS):
-        out.zero_()
-        program(len(joined))
-        assert torch.equal(out, expected)
+    check(program, len(joined), out, expected)
 
 
 def test_a_step_prepared_for_fewer_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,11 +41,13 @@ static inline void read_row(const uint16_t* x, int64_t k, int64_t padded, float*
 
 using Product = DenseProduct<Input>;
 
-// Few rows: panels one after the other.
-static void few_panels(const Product& job, int64_t first, int64_t end) {
+// Panels, one after the other for few rows.
+static void compute_panels(const Product& job, int64_t first, int64_t end) {
   const TinyIsZero flush;
 #if HF_ISA_NUMBER >= HF_AVX512AMX
-  unit_few(job, first, end);
+  if (job.m <= FEW_ROWS) return unit_few(job, first, end);
+  for (; first + UNIT_TILES <= end; first += UNIT_TILES) unit_rows<UNIT_TILES>(job, first);
+  for (; first < end; ++first) unit_rows<1>(job, first);
 #else
   for (; first < end; ++first) dense_rows<TILE_ROWS>(job, first, 0);
 #endif
@@ -56,39 +58,29 @@ constexpr int64_t TOGETHER = UNIT_TILES;  // panels
 
 // Multiplications that a thread of a team gets at a time: the unit is as long at work for few rows as for one.
 static int64_t team_share(int64_t m) { return m <= FEW_ROWS ? SHARE / 2 * m : 4 * SHARE; }
-
-static void many_panels(const Product& job, int64_t first, int64_t end) {
-  const TinyIsZero flush;
-  for (; first + UNIT_TILES <= end; first += UNIT_TILES) unit_rows<UNIT_TILES>(job, first);
-  for (; first < end; ++first) unit_rows<1>(job, first);
-}
 #else
 constexpr int64_t TOGETHER = 1;
 
 static int64_t team_share(int64_t m) { return m <= FEW_ROWS ? SHARE / 2 : SHARE; }
-
-static void many_panels(const Product& job, int64_t first, int64_t end) { few_panels(job, first, end); }
 #endif
 
 static void multiply(const Product& job) {
   const int64_t panels = job.w.panels();
   const bool few = job.m <= FEW_ROWS, worth_it = job.m * job.w.n * job.w.k > SMALL;
   if (in_team()) {
-    return panels_by_team(job, few ? 1 : TOGETHER, team_share(job.m), [](const Product& own, int64_t first, int64_t end) {
-      own.m <= FEW_ROWS ? few_panels(own, first, end) : many_panels(own, first, end);
-    });
+    return panels_by_team(job, few ? 1 : TOGETHER, team_share(job.m), compute_panels);
   }
   if (few) {
     const int64_t at_once = 1 + SHARE / (job.m * job.w.k * PANEL);
 #pragma omp parallel for schedule(dynamic, 1) if (worth_it)
     for (int64_t first = 0; first < panels; first += at_once)
-      few_panels(job, first, first + at_once < panels ? first + at_once : panels);
+      compute_panels(job, first, first + at_once < panels ? first + at_once : panels);
     return;
   }
   // Many at first, so that a thread knows what comes next, and few at last, so that nobody waits long.
 #pragma omp parallel for schedule(guided) if (worth_it)
   for (int64_t first = 0; first < panels; first += TOGETHER)
-    many_panels(job, first, first + TOGETHER < panels ? first + TOGETHER : panels);
+    compute_panels(job, first, first + TOGETHER < panels ? first + TOGETHER : panels);
 }
 
 // `rows` as the instruction set reads them, whole blocks each: where they lie, or in memory to work in.

@@ -9,7 +9,7 @@
 namespace {
 
 constexpr size_t LINE = 64;
-constexpr size_t RESERVED = size_t(1) << 32;  // addresses only: memory is taken at the first touch
+constexpr size_t RESERVED = size_t(1) << 30;  // addresses only: memory is taken at the first touch
 
 [[noreturn]] void end(size_t bytes) {
   std::fprintf(stderr, "out of memory: a kernel needs %zu bytes to work in\n", bytes);
